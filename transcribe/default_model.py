@@ -1,8 +1,8 @@
 """Turn the small English model that a Python package carries into a GGUF file.
 
-`moonshine-voice` 0.0.49 (MIT) ships Moonshine v1 tiny, 27 million parameters, as two ONNX Runtime files with uint8
-matrices, one scale and one zero point a matrix. `build` writes it as Q8_0 in the dialect of transcribe.cpp, so the
-result runs here and in ggml engines alike. The package's native library is never loaded: only its files are read.
+`moonshine-voice` 0.0.49 (MIT) ships Moonshine v1 tiny, 27 million parameters, as two ONNX Runtime files with
+uint8 matrices, one scale and one zero point a matrix. `build` writes it as Q8_0 in transcribe.cpp's dialect,
+so it runs here and in ggml engines alike. The package is never imported: only its files are read.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ import numpy as np
 from .errors import ModelError
 
 PACKAGE = "moonshine-voice==0.0.49"
-FILE_NAME = "moonshine-tiny-q8_0.gguf"
 INSTALL = "install it with: pip install 'transcribe[default-model]', or name another model with --model"
 
 SHA256 = {
@@ -31,10 +30,10 @@ SHA256 = {
 }
 
 HIDDEN, LAYERS, HEADS, FFN, VOCABULARY, POSITIONS = 288, 6, 8, 1152, 32768, 194
-UNKNOWN, BOS, EOS, FIRST_PIECE, FIRST_ADDED = 0, 1, 2, 259, 32000
+UNKNOWN, BOS, EOS, FIRST_BYTE, FIRST_PIECE, FIRST_ADDED = 0, 1, 2, 3, 259, 32000
 Q8_0_BLOCK, Q8_0_MAX = 32, 127
 
-# Names in the file and in transformers, in the order transcribe.cpp's converter writes them: q, k and v of one
+# Names in the file and in transformers, in the order transcribe.cpp's converter writes them: q, k and v of an
 # attention lie end to end.
 ENCODER = {
     "enc.conv.0.weight": "conv1.weight",
@@ -83,8 +82,8 @@ class Affine(NamedTuple):
 def build(destination: Path) -> Path:
     """Write the default model to the file `destination` and return it; the same bytes every time.
 
-    The file appears under its name only when it is whole. Raises ModelError when the package or its reader is not
-    installed, or when a file of the package is not the one this conversion was checked with.
+    The file appears under its name only when it is whole. Raises ModelError when the package or its reader is
+    not installed, or when a file of the package is not the one this conversion was checked with.
     """
     files = read_assets(assets_directory())
     weights = read_weights(files)
@@ -128,8 +127,8 @@ def read_assets(directory: Path) -> dict[str, bytes]:
 def read_weights(files: dict[str, bytes]) -> dict[str, np.ndarray | Affine]:
     """Every parameter of transformers' MoonshineForConditionalGeneration by its name there.
 
-    Matrices and the embedding are `Affine`, everything else float32 in PyTorch's layout. The output head is the
-    embedding (the package keeps the same matrix twice).
+    Matrices and the embedding are `Affine`, everything else float32 in PyTorch's layout. The output head is
+    left out: it is the embedding (the package keeps the same matrix twice).
     """
     parameters: dict[str, np.ndarray | Affine] = {}
     for file, prefix in (("encoder_model.ort", "model.encoder."), ("decoder_model_merged.ort", "")):
@@ -160,7 +159,7 @@ def _affine(stored: dict[str, np.ndarray], name: str) -> Affine:
 def _read_graph(data: bytes) -> tuple[dict[str, np.ndarray], dict[str, list[str]]]:
     """The stored tensors of an ORT file by name, and each node's inputs by node name, subgraphs included."""
     try:
-        from onnxruntime.tools.ort_format_model.ort_flatbuffers_py.fbs.InferenceSession import InferenceSession
+        from onnxruntime.tools.ort_format_model.ort_flatbuffers_py import fbs
     except ImportError:
         raise ModelError(f"converting the default model needs the package onnxruntime; {INSTALL}") from None
     dtypes = {1: np.dtype("<f4"), 2: np.dtype("u1"), 7: np.dtype("<i8")}  # onnx.TensorProto.DataType
@@ -178,12 +177,15 @@ def _read_graph(data: bytes) -> tuple[dict[str, np.ndarray], dict[str, list[str]
                 if attribute.G() is not None:
                     visit(attribute.G())
 
-    visit(InferenceSession.GetRootAs(data, 0).Model().Graph())
+    visit(fbs.InferenceSession.InferenceSession.GetRootAs(data, 0).Model().Graph())
     return stored, nodes
 
 
-def read_tokens(data: bytes) -> list[bytes]:
-    """The pieces of tokenizer.bin in order. Each is led by its length: one byte, or two (low + 128, high)."""
+def read_tokens(data: bytes) -> list[str]:
+    """The pieces of tokenizer.bin by id; the bare bytes that stand for themselves are named <0x00> to <0xFF>.
+
+    Each is led by its length: one byte, or two of which the first is the low seven bits plus 128.
+    """
     tokens, at = [], 0
     while at < len(data):
         length = data[at]
@@ -191,7 +193,9 @@ def read_tokens(data: bytes) -> list[bytes]:
         if length >= 128:
             length += data[at] * 128 - 128
             at += 1
-        tokens.append(data[at : at + length])
+        piece = data[at : at + length]
+        is_byte = FIRST_BYTE <= len(tokens) < FIRST_PIECE
+        tokens.append(f"<0x{piece[0]:02X}>" if is_byte else piece.decode())
         at += length
     return tokens
 
@@ -199,8 +203,8 @@ def read_tokens(data: bytes) -> list[bytes]:
 def pack_q8_0(matrix: Affine) -> np.ndarray:
     """ggml's Q8_0 of a matrix [out, in]: uint8 [out, in / 32 * 34], each block a float16 scale and 32 int8.
 
-    A block whose steps fit in an int8 keeps them as they are under the matrix's own scale, so the only change is
-    the scale's rounding to float16 (at most 1 part in 2048). The few others get the usual scale, max / 127.
+    A block whose steps fit in an int8 keeps them as they are under the matrix's own scale: only the scale is
+    rounded, to float16 (at most 1 part in 2048). The few others get the usual scale, max / 127.
     """
     rows, columns = matrix.steps.shape
     steps = matrix.steps.reshape(rows, columns // Q8_0_BLOCK, Q8_0_BLOCK)
@@ -225,7 +229,7 @@ def tensors(weights: dict[str, np.ndarray | Affine]) -> Iterator[tuple[str, np.n
                 yield f"{ours}.{i}.{name}", weights[f"{theirs}.layers.{i}.{source}"]
 
 
-def write_gguf(path: Path, weights: dict[str, np.ndarray | Affine], tokens: list[bytes]) -> None:
+def write_gguf(path: Path, weights: dict[str, np.ndarray | Affine], tokens: list[str]) -> None:
     """Write the keys and tensors that transcribe.cpp's loader reads for the architecture "moonshine"."""
     from gguf import GGMLQuantizationType, GGUFWriter, LlamaFileType, TokenType
 
@@ -282,7 +286,7 @@ def write_gguf(path: Path, weights: dict[str, np.ndarray | Affine], tokens: list
         "tokenizer.ggml.token_type": [
             int(
                 TokenType.UNKNOWN if i == UNKNOWN
-                else TokenType.CONTROL if i <= EOS or i >= FIRST_ADDED
+                else TokenType.CONTROL if i < FIRST_BYTE or i >= FIRST_ADDED
                 else TokenType.BYTE if i < FIRST_PIECE
                 else TokenType.NORMAL
             )
@@ -309,7 +313,7 @@ def _dimensions(side: str, activation: str) -> dict[str, Any]:
 
 
 def _add_keys(writer: Any, keys: dict[str, Any]) -> None:
-    """Add each key with the GGUF type of its Python value: whole numbers as uint32, other numbers as float32."""
+    """Add each key with the GGUF type of its Python value: int is uint32, float is float32."""
     add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string,
            list: writer.add_array}
     for key, value in keys.items():
