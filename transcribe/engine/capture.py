@@ -1,0 +1,51 @@
+"""A block as a graph: traced once a kind of block, for any shapes.
+
+Loops over layers and windows stay in Python, so every layer of a stack replays one graph with its own weights. Two
+blocks share a graph when their `signature` agrees: the same classes with the same plain attributes (head counts, flags)
+and weights of the same form at the same paths. Position tables, masks and caches are inputs, never constants: nothing
+that changes between runs can be baked in, because the tracer refuses tensors that are not weights.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.fx
+from torch import Tensor, nn
+
+from .modules import Weighted
+from .operations import TORCH, VIEWS, Operation
+
+_PLAIN = (int, float, str, bool, type(None), tuple)
+
+
+class _Tracer(torch.fx.Tracer):
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return isinstance(m, Weighted)
+
+    def create_arg(self, a: Any) -> Any:
+        if isinstance(a, Tensor):
+            raise TypeError("a tensor held by the block would become a constant of the plan; make it an input")
+        return super().create_arg(a)
+
+
+def trace(block: nn.Module) -> torch.fx.Graph:
+    """The graph of `block.forward`. Raises `NotImplementedError` naming an operation the scheduler does not know."""
+    graph = _Tracer().trace(block)
+    for node in graph.nodes:
+        known = node.op in ("placeholder", "output", "call_module")
+        known = known or isinstance(node.target, Operation) or node.target in TORCH or node.target in VIEWS
+        if not known:
+            name = getattr(node.target, "__name__", node.target)
+            raise NotImplementedError(f"{type(block).__name__}: no rule for {name}; add one in engine/operations.py")
+    graph.eliminate_dead_code()
+    return graph
+
+
+def signature(block: nn.Module) -> tuple[Any, ...]:
+    """What decides a block's graph and the sizes in its plan, apart from the shapes of its inputs."""
+    parts: list[Any] = []
+    for path, module in block.named_modules():
+        plain = tuple((k, v) for k, v in vars(module).items() if k != "training" and isinstance(v, _PLAIN))
+        parts.append((path, type(module), plain, module.weight_form() if isinstance(module, Weighted) else None))
+    return tuple(parts)

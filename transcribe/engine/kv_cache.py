@@ -1,0 +1,69 @@
+"""Keys and values that outlive a plan: rows of their own, outside the arena."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from .scheduler import Scheduler
+
+GROWTH = 64  # rows a cache grows by; a window never holds more than one such step that it does not need
+
+
+class KeyValue:
+    """Keys and values computed once and read many times: each [time, heads, head_dim]."""
+
+    def __init__(self, keys: Tensor, values: Tensor) -> None:
+        self.keys, self.values = keys, values
+
+    @property
+    def length(self) -> int:
+        return self.keys.shape[0]
+
+
+class LayerCache:
+    """One layer's cache, [rows, heads, head_dim] for keys and for values, grown in steps up to `limit` rows."""
+
+    def __init__(self, engine: Scheduler, limit: int, heads: int, head_dim: int, dtype: torch.dtype) -> None:
+        self.engine, self.limit = engine, limit
+        self.length = 0
+        self._keys = engine.empty((0, heads, head_dim), dtype)
+        self._values = engine.empty((0, heads, head_dim), dtype)
+
+    def reserve(self, rows: int) -> None:
+        """Make room for `rows` rows in all. Raises `ValueError` beyond the limit."""
+        if rows > self.limit:
+            raise ValueError(f"KV cache of {self.limit} rows cannot hold {rows}")
+        if rows > self._keys.shape[0]:
+            capacity = min(self.limit, -(-rows // GROWTH) * GROWTH)
+            self._keys = self._grown(self._keys, capacity)
+            self._values = self._grown(self._values, capacity)
+
+    def _grown(self, old: Tensor, capacity: int) -> Tensor:
+        new = self.engine.empty((capacity, *old.shape[1:]), old.dtype)
+        if self.length:
+            new[: self.length] = old[: self.length]
+        return new
+
+    def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Copy rows [time, heads, head_dim] in; all rows so far, as views of the cache."""
+        start, self.length = self.length, self.length + keys.shape[0]
+        self.reserve(self.length)
+        self._keys[start : self.length] = keys
+        self._values[start : self.length] = values
+        return self._keys[: self.length], self._values[: self.length]
+
+
+class KVCache:
+    """The caches of a decoder's layers; `cache[i]` is layer i's."""
+
+    def __init__(
+        self, engine: Scheduler, layers: int, limit: int, heads: int, head_dim: int, dtype: torch.dtype
+    ) -> None:
+        self.layers = [LayerCache(engine, limit, heads, head_dim, dtype) for _ in range(layers)]
+
+    def __getitem__(self, layer: int) -> LayerCache:
+        return self.layers[layer]

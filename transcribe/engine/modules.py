@@ -1,0 +1,208 @@
+"""The modules that own weights.
+
+Weights are plain attributes, filled by the loader: a tensor, or a PackedTensor that stays packed as the file has it.
+The scheduler treats each of these modules as one operation, so their weights never become constants of a graph.
+Activations are rows: [rows, features], where rows are the positions of one sequence or one token of several.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..kernels.linear import Weight, packed_linear, scratch_bytes, weight_rows
+from .operations import Spec
+
+
+class Weighted(nn.Module):
+    """A module that owns weights: one operation for the scheduler."""
+
+    places = True
+    in_place: tuple[int, ...] = ()
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The names and shapes of the tensors this module needs, in PyTorch's order."""
+        raise NotImplementedError
+
+    def weight_form(self) -> tuple[Any, ...]:
+        """Types of the weights: they decide scratch sizes, hence the plan."""
+        forms: list[Any] = []
+        for name in ("weight", "bias"):
+            held = getattr(self, name, None)
+            for part in held if isinstance(held, tuple) else (held,):
+                forms.append(None if part is None else getattr(part, "type", None) or part.dtype)
+        return tuple(forms)
+
+    def infer(self, x: Tensor) -> Spec:
+        return tuple(x.shape), x.dtype
+
+    def scratch_bytes(self, x: Tensor) -> int:
+        return 0
+
+    def workspace_bytes(self, x: Tensor) -> int:
+        return 0
+
+    def run(self, x: Tensor, out: Tensor | None = None, scratch: Tensor | None = None) -> Tensor:
+        raise NotImplementedError
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.run(x)
+
+
+class Linear(Weighted):
+    """y = x Wᵀ + b over packed or plain weights: [rows, inputs] -> [rows, outputs]."""
+
+    def __init__(self, inputs: int, outputs: int, bias: bool = True) -> None:
+        super().__init__()
+        self.inputs, self.outputs, self.has_bias = inputs, outputs, bias
+        self.weight: Weight | tuple[Weight, ...] | None = None
+        self.bias: Tensor | None = None
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        weight = {"weight": (self.outputs, self.inputs)}
+        return {**weight, "bias": (self.outputs,)} if self.has_bias else weight
+
+    @property
+    def weights(self) -> tuple[Weight, ...]:
+        """The weight, or the parts of a fused one that could not be one slice."""
+        assert self.weight is not None
+        return self.weight if isinstance(self.weight, tuple) else (self.weight,)
+
+    def infer(self, x: Tensor) -> Spec:
+        return (*x.shape[:-1], self.outputs), x.dtype
+
+    def scratch_bytes(self, x: Tensor) -> int:
+        return max(scratch_bytes(part, x.dtype) for part in self.weights)
+
+    def run(self, x: Tensor, out: Tensor | None = None, scratch: Tensor | None = None) -> Tensor:
+        if out is None:
+            out = x.new_empty(*x.shape[:-1], self.outputs)
+        if len(self.weights) == 1:
+            return packed_linear(x, self.weights[0], self.bias, out, scratch)
+        start = 0
+        for part in self.weights:
+            stop = start + weight_rows(part)
+            bias = None if self.bias is None else self.bias[start:stop]
+            packed_linear(x, part, bias, out[..., start:stop], scratch)
+            start = stop
+        return out
+
+
+class FusedLinear(Linear):
+    """Several projections of one input as one: their weights lie end to end, in the file or after the loader's copy.
+
+    `parts` maps each projection's name, beside this module in the checkpoint, to its number of outputs; `kind` is
+    what the loader's summary calls them ("gate+up", "q/k/v").
+    """
+
+    def __init__(self, inputs: int, parts: dict[str, int], kind: str, bias: bool = False) -> None:
+        super().__init__(inputs, sum(parts.values()), bias)
+        self.parts, self.kind = parts, kind
+
+
+class Embedding(Weighted):
+    """Rows of a packed or plain table: int64 [rows] -> [rows, width] in the compute dtype."""
+
+    def __init__(self, count: int, width: int, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.count, self.width, self.dtype = count, width, dtype
+        self.weight: Weight | None = None
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {"weight": (self.count, self.width)}
+
+    def infer(self, x: Tensor) -> Spec:
+        return (*x.shape, self.width), self.dtype
+
+    def run(self, x: Tensor, out: Tensor | None = None, scratch: Tensor | None = None) -> Tensor:
+        if out is None:
+            out = torch.empty(*x.shape, self.width, dtype=self.dtype, device=x.device)
+        if isinstance(self.weight, Tensor):
+            return out.copy_(self.weight.index_select(0, x))
+        assert self.weight is not None
+        return self.weight.select_rows(x).dequantize(self.dtype, out=out)
+
+
+class LayerNorm(Weighted):
+    """Layer normalisation over the last dimension, Ba et al. 2016."""
+
+    places = False  # torch has no kernel that writes in place; its result is freed at its last use
+
+    def __init__(self, width: int, eps: float = 1e-5, bias: bool = True) -> None:
+        super().__init__()
+        self.width, self.eps, self.has_bias = width, eps, bias
+        self.weight: Tensor | None = None
+        self.bias: Tensor | None = None
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        weight = {"weight": (self.width,)}
+        return {**weight, "bias": (self.width,)} if self.has_bias else weight
+
+    def workspace_bytes(self, x: Tensor) -> int:
+        return 2 * 4 * x.shape[0]  # mean and reciprocal deviation of each row
+
+    def run(self, x: Tensor, out: Tensor | None = None, scratch: Tensor | None = None) -> Tensor:
+        return F.layer_norm(x, (self.width,), self.weight, self.bias, self.eps)
+
+
+class GroupNorm(Weighted):
+    """Normalisation over all positions and channels at once (one group, Wu and He 2018): [time, channels]."""
+
+    in_place = (0,)
+
+    def __init__(self, channels: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.channels, self.eps = channels, eps
+        self.weight: Tensor | None = None
+        self.bias: Tensor | None = None
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {"weight": (self.channels,), "bias": (self.channels,)}
+
+    def run(self, x: Tensor, out: Tensor | None = None, scratch: Tensor | None = None) -> Tensor:
+        assert self.weight is not None
+        assert self.bias is not None
+        variance, mean = torch.var_mean(x, correction=0)
+        scale = self.weight * torch.rsqrt(variance + self.eps)
+        return torch.addcmul(self.bias - mean * scale, x, scale, out=out)
+
+
+class StridedConv(Weighted):
+    """A convolution without padding over time, [time, inputs] -> [(time - kernel) // stride + 1, outputs].
+
+    Frames of `stride` steps are rows of one matrix, so the kernel is ceil(kernel / stride) matrix products over rows
+    that do not overlap: nothing is unfolded. The loader gives the weight as [outputs, kernel * inputs], time-major.
+    """
+
+    def __init__(self, inputs: int, outputs: int, kernel: int, stride: int, bias: bool = True) -> None:
+        super().__init__()
+        self.inputs, self.outputs, self.kernel, self.stride, self.has_bias = inputs, outputs, kernel, stride, bias
+        self.weight: Tensor | None = None
+        self.bias: Tensor | None = None
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        weight = {"weight": (self.outputs, self.inputs, self.kernel)}
+        return {**weight, "bias": (self.outputs,)} if self.has_bias else weight
+
+    def infer(self, x: Tensor) -> Spec:
+        return ((x.shape[0] - self.kernel) // self.stride + 1, self.outputs), x.dtype
+
+    def run(self, x: Tensor, out: Tensor | None = None, scratch: Tensor | None = None) -> Tensor:
+        assert self.weight is not None
+        (steps, _), dtype = self.infer(x)
+        if out is None:
+            out = torch.empty(steps, self.outputs, dtype=dtype, device=x.device)
+        frame = self.stride * self.inputs
+        for start in range(0, self.kernel * self.inputs, frame):
+            taps = self.weight[:, start : start + frame].t()
+            rows = x.as_strided((steps, taps.shape[0]), (frame, 1), x.storage_offset() + start)
+            if start > 0:
+                out.addmm_(rows, taps)
+            elif self.bias is not None:
+                torch.addmm(self.bias, rows, taps, out=out)
+            else:
+                torch.mm(rows, taps, out=out)
+        return out
