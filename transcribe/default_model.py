@@ -109,6 +109,11 @@ def assets_directory() -> Path:
     return Path(spec.submodule_search_locations[0]) / "assets"
 
 
+def clip(name: str) -> Path:
+    """A recording of English speech that the package carries: beckett.wav (10 s) or two_cities.wav (44 s)."""
+    return assets_directory() / name
+
+
 def read_assets(directory: Path) -> dict[str, bytes]:
     """The three files of the model, by name, each checked against its SHA-256."""
     files = {}

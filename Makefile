@@ -1,0 +1,55 @@
+# make demo, make test: both work in a fresh clone with Python 3.10-3.13 and nothing else. Nothing is redone that
+# is done; `make clean` starts over.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
+INSTALLED := $(VENV)/.installed
+INSTALLED_DEV := $(VENV)/.installed-dev
+CLIP := $(BIN)/python -c 'from transcribe.default_model import clip; print(clip("beckett.wav"))'
+
+.PHONY: help demo test test-slow check speed clean
+
+help:
+	@echo "make demo       install, make the default model, transcribe a clip"
+	@echo "make test       install what tests need and run them"
+	@echo "make test-slow  the sweeps that take minutes"
+	@echo "make check      lint and types"
+	@echo "make speed      measure real-time factor and milliseconds a token"
+	@echo "make clean      remove the environment and every generated file"
+
+demo: $(INSTALLED)
+	@$(BIN)/python scripts/import_default_model.py
+	@clip=$$($(CLIP)) && echo "transcribe $$(basename $$clip)" && $(BIN)/transcribe --quiet "$$clip"
+
+test: $(INSTALLED_DEV)
+	$(BIN)/python -m pytest
+
+test-slow: $(INSTALLED_DEV)
+	$(BIN)/python -m pytest -m slow
+
+check: $(INSTALLED_DEV)
+	$(BIN)/ruff check
+	$(BIN)/mypy
+
+speed: $(INSTALLED)
+	$(BIN)/python scripts/speed.py $(ARGS)
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@echo "making an environment in $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+
+$(INSTALLED): pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing transcribe and the default model's package (PyTorch alone is some gigabytes: minutes, once)"
+	@$(PIP_INSTALL) -e '.[default-model]'
+	@touch $@
+
+$(INSTALLED_DEV): pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing transcribe and what its tests need (PyTorch alone is some gigabytes: minutes, once)"
+	@$(PIP_INSTALL) -e '.[default-model,test,dev]'
+	@touch $(INSTALLED) $@
