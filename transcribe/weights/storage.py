@@ -1,0 +1,95 @@
+"""The bytes of one weights file as torch storage, mapped or read. Torch is imported with the first tensor."""
+
+from __future__ import annotations
+
+import mmap as maps
+import warnings
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from transcribe.errors import ModelError
+
+from .layout import AGAIN, TruncatedError, truncated
+from .sniff import HEAD_BYTES
+
+if TYPE_CHECKING:
+    import torch
+
+R = TypeVar("R")
+FIRST_READ = 1 << 20
+
+
+class FileStorage:
+    """One file behind one storage whose byte i is the file's byte i, so neighbours stay neighbours.
+
+    Mapped: the storage is a read-only mapping. Its pages belong to the file, nothing is copied, and writing
+    to it is a fault. Otherwise the storage is reserved memory, and a range is read into its place when first
+    asked for: what is never asked for costs no memory.
+    """
+
+    def __init__(self, path: Path, *, mmap: bool) -> None:
+        self.path = path
+        self._read: set[int] = set()
+        self._map: maps.mmap | None = None
+        with _reported(path), path.open("rb") as file:
+            self.size = file.seek(0, 2)
+            file.seek(0)
+            self.first = file.read(HEAD_BYTES)
+            if mmap and self.size:
+                self._map = maps.mmap(file.fileno(), 0, access=maps.ACCESS_READ)
+
+    def parse(self, read_head: Callable[[Path, bytes | maps.mmap, int], R], index: int) -> R:
+        """Run a parser over the head of the file: the map, or a prefix that grows until it suffices."""
+        head: bytes | maps.mmap = self._map if self._map is not None else self._prefix(FIRST_READ)
+        while True:
+            try:
+                return read_head(self.path, head, index)
+            except TruncatedError as error:
+                if error.needed > self.size:
+                    raise truncated(self.path, error.needed, self.size) from None
+                head = self._prefix(max(error.needed, 2 * len(head)))
+
+    def view(self, offset: int, nbytes: int) -> torch.Tensor:
+        """Bytes of the file, uint8 [nbytes]: a view of the one storage, which it keeps alive."""
+        part = self._bytes[offset : offset + nbytes]
+        if self._map is None and nbytes and offset not in self._read:
+            with _reported(self.path), self.path.open("rb", buffering=0) as file:
+                file.seek(offset)
+                space = part.numpy().data
+                while space and (got := file.readinto(space)):
+                    space = space[got:]
+            if space:
+                raise ModelError(f"{self.path}: has become shorter since it was opened; {AGAIN}")
+            self._read.add(offset)
+        return part
+
+    def _prefix(self, count: int) -> bytes:
+        with _reported(self.path), self.path.open("rb") as file:
+            return file.read(count)
+
+    @cached_property
+    def _bytes(self) -> torch.Tensor:
+        import torch
+
+        if self._map is None:
+            return torch.empty(self.size, dtype=torch.uint8)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that it cannot be written to is intended
+            return torch.frombuffer(self._map, dtype=torch.uint8)
+
+
+class _reported:  # noqa: N801
+    """Turn an operating system's refusal into a ModelError."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if isinstance(error, OSError):
+            raise ModelError(f"{self.path}: cannot be read ({error.strerror or error}); "
+                             "check its permissions and the disk") from None
