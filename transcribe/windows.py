@@ -1,0 +1,164 @@
+"""A recording cut into windows that tile it: the only place that decides where.
+
+Only one window's samples are held at a time, so memory does not depend on the recording's length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from .audio.activity import FRAME, Detector, mean_square
+from .audio.stream import RATE, Samples
+
+Frames = npt.NDArray[np.float32]
+
+SPEECH = 0.35  # the probability from which a frame counts as speech: rather hear noise than miss a word
+CERTAIN = 0.5  # and the one that some frame of a window must reach,
+SHORTEST = 3  # with this many frames of speech (0.1 s), for the window to be given to the model
+PAD = 8  # frames (0.26 s) kept on each side of speech: soft onsets and endings score low
+PAUSE = 62  # frames (2 s) without speech end a window: what follows is another utterance
+GAP = 3  # frames (0.1 s) without speech make a place to cut
+
+
+@dataclass(frozen=True)
+class Window:
+    """A stretch of the recording. The arrays are views that hold until the next window is asked for.
+
+    `start` counts samples from the start of the recording; `samples` is float32 [n], 16 kHz mono; `speech`
+    and `power` are one number for each 32 ms: the probability of speech, and the mean square.
+    """
+
+    start: int
+    samples: Samples
+    speech: Frames
+    power: Frames
+
+    @property
+    def stop(self) -> int:
+        return self.start + len(self.samples)
+
+    def voiced(self) -> tuple[int, int] | None:
+        """Where to listen: from the first speech to the last with a margin, in samples of the window."""
+        frames = np.flatnonzero(self.speech >= SPEECH)
+        if len(frames) < SHORTEST or self.speech.max() < CERTAIN:
+            return None
+        start, stop = (int(frames[0]) - PAD) * FRAME, (int(frames[-1]) + 1 + PAD) * FRAME
+        return max(0, start), min(len(self.samples), stop)
+
+    def halves(self) -> tuple[Window, Window] | None:
+        """The window cut in two at the quietest point of its middle third; None if it is too short to cut."""
+        third = len(self.speech) // 3
+        if third < 1:
+            return None
+        at = quietest(self.speech, self.power, third, len(self.speech) - third)
+        cut = at * FRAME
+        return (
+            Window(self.start, self.samples[:cut], self.speech[:at], self.power[:at]),
+            Window(self.start + cut, self.samples[cut:], self.speech[at:], self.power[at:]),
+        )
+
+
+def windows(blocks: Iterable[Samples], detector: Detector, max_seconds: float) -> Iterator[Window]:
+    """Windows of at most `max_seconds` that follow each other without a gap or an overlap.
+
+    A window carries as much as fits: the silence before it is a window of its own, which holds no speech. It
+    is cut in its last third, in the longest gap between words, or where it is quietest if there is no gap.
+    """
+    held = _Held(int(max_seconds * RATE) // FRAME, detector)
+    for block in blocks:
+        while len(block):
+            block = block[held.append(block) :]
+            if held.full:
+                yield held.front(held.cut())
+                held.drop()
+    held.finish()
+    while held.count:
+        yield held.front(held.cut())
+        held.drop()
+
+
+class _Held:
+    """The samples not yet given out, in one buffer as long as the longest window."""
+
+    def __init__(self, limit: int, detector: Detector) -> None:
+        self.samples = np.zeros(limit * FRAME, np.float32)
+        self.speech, self.power = np.zeros(limit, np.float32), np.zeros(limit, np.float32)
+        self.detector = detector
+        self.start = self.count = 0  # in samples: what was given out before, and what is held
+        self.frames = 0  # frames of it with a probability
+        self.given = 0
+        self.ended = False
+
+    @property
+    def full(self) -> bool:
+        return self.count == len(self.samples)
+
+    def append(self, block: Samples) -> int:
+        """Take what fits; the number of samples taken."""
+        taken = min(len(block), len(self.samples) - self.count)
+        self.samples[self.count : self.count + taken] = block[:taken]
+        self.count += taken
+        self._measure(self.count // FRAME)
+        return taken
+
+    def finish(self) -> None:
+        """The recording is over: the last frame is filled up with silence."""
+        self.ended = True
+        frames = -(-self.count // FRAME)
+        self.samples[self.count : frames * FRAME] = 0
+        self._measure(frames)
+
+    def _measure(self, frames: int) -> None:
+        new = slice(self.frames, frames)
+        samples = self.samples[self.frames * FRAME : frames * FRAME]
+        self.speech[new], self.power[new] = self.detector(samples), mean_square(samples)
+        self.frames = frames
+
+    def cut(self) -> int:
+        """After how many of the frames held the next window ends."""
+        speech, total = self.speech[: self.frames], self.frames
+        voiced = np.flatnonzero(speech >= SPEECH)
+        if not len(voiced):
+            return total if self.ended else max(1, total - PAD)
+        first = int(voiced[0])
+        if first > 2 * PAD and not self.ended:
+            return first - PAD
+        for start, stop in gaps(speech):
+            if start > first and stop - start >= PAUSE and not (self.ended and stop == total):
+                return (start + stop) // 2
+        if self.ended:
+            return total
+        return quietest(speech, self.power[:total], total - total // 3, total)
+
+    def front(self, frames: int) -> Window:
+        self.given = min(frames * FRAME, self.count)
+        return Window(self.start, self.samples[: self.given], self.speech[:frames], self.power[:frames])
+
+    def drop(self) -> None:
+        """Forget the window last given out, and move the rest to the front."""
+        frames, rest = -(-self.given // FRAME), self.count - self.given
+        self.samples[:rest] = self.samples[self.given : self.count]
+        left = self.frames - frames
+        for values in (self.speech, self.power):
+            values[:left] = values[frames : self.frames]
+        self.start, self.count, self.frames = self.start + self.given, rest, left
+
+
+def gaps(speech: Frames) -> list[tuple[int, int]]:
+    """The runs of frames without speech: [start, stop)."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[1], speech >= SPEECH, [1]]).astype(np.int8))).tolist()
+    return list(zip(edges[0::2], edges[1::2], strict=True))
+
+
+def quietest(speech: Frames, power: Frames, low: int, high: int) -> int:
+    """The best frame boundary in [low, high) to cut at: the middle of a gap, or else between soft frames."""
+    inside = [(min(stop, high) - max(start, low), start, stop) for start, stop in gaps(speech)]
+    length, start, stop = max(inside, default=(0, 0, 0))
+    if length >= GAP:
+        return (max(start, low) + min(stop, high)) // 2
+    pairs = power[max(low, 1) - 1 : high - 1] + power[max(low, 1) : high]
+    return max(low, 1) + int(np.argmin(pairs))
