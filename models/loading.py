@@ -81,5 +81,6 @@ def pick_device(name: str) -> torch.device:
     if name == "auto":
         return torch.device(next(d for d in ("cuda", "mps", "cpu") if available[d]))
     if not available.get(name, False):
-        raise UsageError(f"--device {name}: not available here; there is {', '.join(d for d in available if available[d])}")
+        there = ", ".join(device for device, usable in available.items() if usable)
+        raise UsageError(f"--device {name}: not available here; there is {there}")
     return torch.device(name)

@@ -291,9 +291,12 @@ class Moonshine:
         decoding = greedy(lambda token: self.step(token, cache, memory), c.start, frozenset({c.end}), budget)
         text = self.tokenizer.decode(decoding.tokens).strip()
         stats = {
-            "encode_s": encoded - began, "decode_s": time.perf_counter() - encoded, "tokens": float(len(decoding.tokens))
+            "encode_s": encoded - began,
+            "decode_s": time.perf_counter() - encoded,
+            "tokens": float(len(decoding.tokens)),
         }
-        return Decoded(text, decoding.tokens, decoding.truncated, decoding.looped, self.capabilities.languages[0], stats)
+        language = self.capabilities.languages[0]
+        return Decoded(text, decoding.tokens, decoding.truncated, decoding.looped, language, stats)
 
     @torch.inference_mode()
     def peak_bytes(self, seconds: float) -> int:
@@ -427,5 +430,5 @@ def _variant(checkpoint: Checkpoint, c: Config) -> str:
 def _pick_dtype(name: str, device: torch.device) -> torch.dtype:
     """float32 unless asked otherwise: a model this small gains nothing from less."""
     if name == "float16" and device.type == "cpu":
-        raise UsageError("--dtype float16: processors multiply it several times slower than float32; use float32 or bfloat16")
+        raise UsageError("--dtype float16: slower on a processor than float32; use float32 or bfloat16")
     return torch.float32 if name == "auto" else getattr(torch, name)

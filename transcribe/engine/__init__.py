@@ -12,7 +12,7 @@
 """
 
 from .decoding import greedy
-from .kv_cache import KVCache, KeyValue
+from .kv_cache import KeyValue, KVCache
 from .scheduler import Scheduler
 
 __all__ = ["KVCache", "KeyValue", "Scheduler", "greedy"]

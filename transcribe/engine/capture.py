@@ -8,6 +8,7 @@ that changes between runs can be baked in, because the tracer refuses tensors th
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch.fx
@@ -17,6 +18,7 @@ from .modules import Weighted
 from .operations import TORCH, VIEWS, Operation
 
 _PLAIN = (int, float, str, bool, type(None), tuple)
+_NOT_PLAIN = ("training", "weight", "bias")
 
 
 class _Tracer(torch.fx.Tracer):
@@ -31,14 +33,21 @@ class _Tracer(torch.fx.Tracer):
 
 def trace(block: nn.Module) -> torch.fx.Graph:
     """The graph of `block.forward`. Raises `NotImplementedError` naming an operation the scheduler does not know."""
-    graph = _Tracer().trace(block)
+    if isinstance(block, Weighted):  # an operation by itself
+        graph = torch.fx.Graph()
+        graph.output(graph.call_module("", (graph.placeholder("x"),)))
+        return graph
+    # Unpacking a traced value (`a, b = x.chunk(2)`) leaves a reference cycle over the whole call stack, which would
+    # keep the caller's tensors alive until a garbage collection: so tracing gets a stack of its own.
+    with ThreadPoolExecutor(1) as executor:
+        graph = executor.submit(_Tracer().trace, block).result()
     for node in graph.nodes:
         known = node.op in ("placeholder", "output", "call_module")
         known = known or isinstance(node.target, Operation) or node.target in TORCH or node.target in VIEWS
         if not known:
             name = getattr(node.target, "__name__", node.target)
             raise NotImplementedError(f"{type(block).__name__}: no rule for {name}; add one in engine/operations.py")
-    graph.eliminate_dead_code()
+    graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output"))
     return graph
 
 
@@ -46,6 +55,6 @@ def signature(block: nn.Module) -> tuple[Any, ...]:
     """What decides a block's graph and the sizes in its plan, apart from the shapes of its inputs."""
     parts: list[Any] = []
     for path, module in block.named_modules():
-        plain = tuple((k, v) for k, v in vars(module).items() if k != "training" and isinstance(v, _PLAIN))
+        plain = tuple((k, v) for k, v in vars(module).items() if k not in _NOT_PLAIN and isinstance(v, _PLAIN))
         parts.append((path, type(module), plain, module.weight_form() if isinstance(module, Weighted) else None))
     return tuple(parts)

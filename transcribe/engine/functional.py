@@ -54,7 +54,7 @@ def _cross_attention(q: Tensor, memory: KeyValue) -> Tensor:
 
 
 def _cached_attention(q: Tensor, k: Tensor, v: Tensor, cache: LayerCache) -> Tensor:
-    """Copy k and v into the cache, then attend causally to all of it: [time, heads, head_dim] -> [time, heads * head_dim].
+    """Copy k and v into the cache, then attend causally to all of it: -> [time, heads * head_dim].
 
     k and v are usually views of a fused projection in the arena; the cache keeps rows of its own, never the views.
     """

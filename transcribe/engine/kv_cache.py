@@ -50,8 +50,8 @@ class LayerCache:
 
     def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Copy rows [time, heads, head_dim] in; all rows so far, as views of the cache."""
+        self.reserve(self.length + keys.shape[0])
         start, self.length = self.length, self.length + keys.shape[0]
-        self.reserve(self.length)
         self._keys[start : self.length] = keys
         self._values[start : self.length] = values
         return self._keys[: self.length], self._values[: self.length]

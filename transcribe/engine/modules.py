@@ -33,7 +33,7 @@ class Weighted(nn.Module):
         for name in ("weight", "bias"):
             held = getattr(self, name, None)
             for part in held if isinstance(held, tuple) else (held,):
-                forms.append(None if part is None else getattr(part, "type", None) or part.dtype)
+                forms.append(part.dtype if isinstance(part, Tensor) else getattr(part, "type", None))
         return tuple(forms)
 
     def infer(self, x: Tensor) -> Spec:
@@ -123,7 +123,7 @@ class Embedding(Weighted):
         if isinstance(self.weight, Tensor):
             return out.copy_(self.weight.index_select(0, x))
         assert self.weight is not None
-        return self.weight.select_rows(x).dequantize(self.dtype, out=out)
+        return self.weight.select_rows(x).dequantize(self.dtype, slice(None), out)
 
 
 class LayerNorm(Weighted):

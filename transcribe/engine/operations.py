@@ -92,7 +92,9 @@ def _broadcast(a: Tensor | float, b: Tensor | float) -> Spec:
 
 
 def _gelu(x: Tensor, approximate: str = "none", *, out: Tensor | None = None) -> Tensor:
-    return F.gelu(x, approximate=approximate) if out is None else torch.ops.aten.gelu.out(x, approximate=approximate, out=out)
+    if out is None:
+        return F.gelu(x, approximate=approximate)
+    return torch.ops.aten.gelu.out(x, approximate=approximate, out=out)
 
 
 def _silu(x: Tensor, inplace: bool = False, *, out: Tensor | None = None) -> Tensor:

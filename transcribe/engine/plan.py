@@ -118,6 +118,9 @@ class _Planner:
         return last
 
     def plan(self, inputs: Sequence[Any]) -> Plan:
+        wanted = sum(node.op == "placeholder" for node in self.nodes)
+        if wanted != len(inputs):
+            raise TypeError(f"{type(self.block).__name__} takes {wanted} inputs, {len(inputs)} given")
         given = iter(inputs)
         for position, node in enumerate(self.nodes):
             if node.op == "placeholder":
@@ -176,10 +179,8 @@ class _Planner:
         spec = operation.infer(*args, **self._values(node.kwargs))
         phantom = torch.empty(spec[0], dtype=spec[1])
         donor = self._donor(position, node, operation, phantom)
-        if donor is None:
-            storage = self._new_storage(phantom.nbytes, position, operation.places)
-        else:
-            storage = self.root[donor]  # type: ignore[assignment]
+        storage = self.root[donor] if donor else self._new_storage(phantom.nbytes, position, operation.places)
+        assert storage is not None
         storage.dies = max(storage.dies, self.last_use[node])
         scratch = operation.scratch_bytes(*args)
         step = Step(

@@ -6,15 +6,27 @@ multiplied, so the whole weight never exists in expanded form.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from ..weights.packed import PackedTensor
 
-    Weight = Tensor | PackedTensor
+class Packed(Protocol):
+    """A weight in blocks, as the file has it: [outputs, inputs]."""
+
+    shape: tuple[int, ...]
+
+    def dequantize(self, dtype: torch.dtype, rows: slice, out: Tensor | None) -> Tensor:
+        """Expand some rows, into `out` [rows, inputs] if it is given."""
+        ...
+
+    def select_rows(self, index: Tensor) -> Packed:
+        """The rows at `index`, int64 [count], still packed."""
+        ...
+
+
+Weight: TypeAlias = Tensor | Packed
 
 TILE_BYTES = 1 << 21
 """Expanded bytes a tile: what one core's second-level cache holds. Measured on the embedding of a 27 M model."""
