@@ -39,9 +39,9 @@ def run(
 ) -> int:
     """Transcribe every item of `plan` and return the exit code.
 
-    `transcriber` may be None where `plan.needs_model` is false. Failures are lines on stderr, with a traceback
-    where `debug`. `stats_file` gets one JSON line a transcript. An interrupt ends the run after the summary, with
-    130, or 143 for SIGTERM.
+    `transcriber` may be None where `plan.needs_model` is false. Failures are lines on stderr, with a
+    traceback where `debug`. `stats_file` gets one JSON line a transcript. An interrupt ends the run after
+    the summary, with 130, or 143 for SIGTERM.
     """
     return _Run(plan, transcriber, request, console, debug).all(stats_file)
 
@@ -99,9 +99,7 @@ class _Run:
         else:
             outputs = ", ".join(map(str, item.targets.values()))
             took = time.monotonic() - began
-            self.console.inform(
-                f"{place} -> {outputs} ({transcript.duration:.1f} s of audio in {took:.1f} s)"
-            )
+            self.console.inform(f"{place} -> {outputs} ({transcript.duration:.1f} s of audio in {took:.1f} s)")
         self.audio_seconds += transcript.duration
         self.stats.append({"path": item.source, **transcript.stats})
         for warning in transcript.warnings:
@@ -181,5 +179,5 @@ def _render(item: Item, transcript: Transcript, format_: str) -> str:
 
 
 def _encode(text: str) -> bytes:
-    """UTF-8; a byte of a file name that is none becomes a JSON escape (`\\udcff`) that reads back as that name."""
+    """UTF-8; a stray byte of a file name becomes a JSON escape (`\\udcff`) that reads back as that name."""
     return text.encode("utf-8", "backslashreplace")

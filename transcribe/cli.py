@@ -16,14 +16,14 @@ import typer
 from typer.core import TyperGroup
 
 from . import __version__
-from .console import Console, discard_stdout, prepare_streams
+from .console import Console, OutputError, ReaderGoneError, discard_stdout, prepare_streams
 from .errors import TranscribeError, UsageError
 from .options import Device, DType, LoadOptions, Request, Task, Timestamps
 
 if TYPE_CHECKING:
     from .pipeline import Transcriber
 
-INTERRUPTED, NOBODY_READS = 130, 141
+INTERRUPTED = 130
 Format = Literal["txt", "srt", "vtt", "tsv", "json", "jsonl", "all"]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
 BadArguments: Any = typer.BadParameter.__mro__[1]  # the class of all that typer raises while parsing
@@ -61,7 +61,7 @@ def _show_version(wanted: bool) -> None:
 
 
 def parse_size(text: str) -> int:
-    """Bytes from "500M", "2G", "1.5 GiB" (powers of 1024) or a number. Raises `UsageError` for anything else."""
+    """Bytes from "500M", "2G", "1.5 GiB" (powers of 1024) or a number. Raises `UsageError` for others."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
     if match is None or not (size := int(float(match[1]) * 1024 ** " KMGT".index(match[2].upper() or " "))):
         raise UsageError(f"--memory-limit {text!r}: no size; write 500M, 2G or a number of bytes")
@@ -70,21 +70,15 @@ def parse_size(text: str) -> int:
 
 @app.command(hidden=True)
 def transcribe(
-    inputs: Annotated[
-        list[str], typer.Argument(metavar="AUDIO|DIR|-", help="Recordings, folders, - for stdin.")
-    ],
+    inputs: Annotated[list[str], typer.Argument(metavar="AUDIO|DIR|-", help="Recordings, folders, - for stdin.")],
     model: Annotated[
         str | None,
-        typer.Option(
-            "--model", "-m", help="A model file, folder or name.  [default: moonshine-tiny, English]"
-        ),
+        typer.Option("--model", "-m", help="A model file, folder or name.  [default: moonshine-tiny, English]"),
     ] = None,
     language: Annotated[
         str | None, typer.Option("--language", "-l", help="Code or English name of what is spoken, or auto.")
     ] = None,
-    task: Annotated[
-        Task, typer.Option("--task", help="Write what is said, or its translation.")
-    ] = "transcribe",
+    task: Annotated[Task, typer.Option("--task", help="Write what is said, or its translation.")] = "transcribe",
     output_dir: Annotated[
         str | None, typer.Option("--output-dir", "-o", help="Write files there, named after the recordings.")
     ] = None,
@@ -97,9 +91,7 @@ def transcribe(
     timestamps: Annotated[Timestamps, typer.Option("--timestamps", help="Which times to give.")] = "segment",
     beam_size: Annotated[int, typer.Option("--beam-size", min=1, help="1 is greedy.")] = 1,
     temperature: Annotated[float, typer.Option("--temperature", min=0.0, help="0 samples nothing.")] = 0.0,
-    max_tokens: Annotated[
-        int | None, typer.Option("--max-tokens", min=1, help="Limit for one window.")
-    ] = None,
+    max_tokens: Annotated[int | None, typer.Option("--max-tokens", min=1, help="Limit for one window.")] = None,
     batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Windows decoded together.")] = 1,
     recursive: Annotated[bool, typer.Option("--recursive", help="Folders with their subfolders.")] = False,
     overwrite: Annotated[
@@ -108,9 +100,7 @@ def transcribe(
     device: Annotated[Device, typer.Option("--device", help="Where to compute.")] = "auto",
     dtype: Annotated[DType, typer.Option("--dtype", help="What to compute in.")] = "auto",
     threads: Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads.")] = None,
-    no_mmap: Annotated[
-        bool, typer.Option("--no-mmap", help="Read the weights, do not map the file.")
-    ] = False,
+    no_mmap: Annotated[bool, typer.Option("--no-mmap", help="Read the weights, do not map the file.")] = False,
     no_alias: Annotated[bool, typer.Option("--no-alias", help="Copy fused weights, do not alias.")] = False,
     no_recycle: Annotated[bool, typer.Option("--no-recycle", help="Keep every intermediate result.")] = False,
     memory_limit: Annotated[
@@ -131,17 +121,22 @@ def transcribe(
 ) -> int:
     """Speech to text on your own machine.
 
-    One recording goes to stdout; several, one line each: path, tab, text. With --output-dir, to files.
-    Beside it: transcribe inspect MODEL, and transcribe models (each has --help).
+    \b
+    One recording goes to stdout; several, one line each: path, tab, text.
+    With --output-dir, each goes to files; what is there and newer is skipped.
 
-    Exit codes: 0 done, 1 a file failed or is partial, 2 usage, 3 model, 4 nothing to do, 130 interrupted.
+    \b
+    Also: transcribe inspect MODEL   describe a model file
+          transcribe models          list what can be run
+
+    \b
+    Exit codes: 0 done, 1 a file failed or is partial, 2 usage, 3 model,
+    4 nothing to do, 130 interrupted.
     """
     from . import batch, worklist, writers
 
     if batch_size > 1:
-        raise UsageError(
-            f"--batch-size {batch_size}: decoding several windows together is not there yet; use 1"
-        )
+        raise UsageError(f"--batch-size {batch_size}: decoding several windows together is not there yet; use 1")
     limit = parse_size(memory_limit) if memory_limit is not None else None
     formats = writers.formats(output_format, timestamps)
     request = Request(language, task, prompt, timestamps, beam_size, temperature, max_tokens)
@@ -159,17 +154,18 @@ def transcribe(
     return batch.run(plan, transcriber, request, console, stats, debug)
 
 
-def _load(
-    model: str | None, options: LoadOptions, request: Request, console: Console, verbose: bool
-) -> Transcriber:
+def _load(model: str | None, options: LoadOptions, request: Request, console: Console, verbose: bool) -> Transcriber:
     """The model, once it is known that it can do what is asked."""
     from . import hub
 
     path = hub.resolve(model)
     with console.busy(f"loading {path}"):
+        from .weights import open_checkpoint
+
+        open_checkpoint(path)  # says what is wrong with a file before torch is imported
         from .pipeline import Transcriber
 
-        transcriber = Transcriber.load(path, options)
+        transcriber = Transcriber.load(str(path), options)
     for note in transcriber.model.notes if verbose else ():
         console.inform(note)
     transcriber.check(request)
@@ -208,35 +204,38 @@ def models() -> int:
     else:
         state = "not installed: pip install 'transcribe[default-model]'"
     Console().output(
-        f"families: {', '.join(SUPPORTED)}\n"
-        f"default model: {hub.DEFAULT_NAME} ({state})\n"
-        f"default path: {path}\n"
+        f"families: {', '.join(SUPPORTED)}\ndefault model: {hub.DEFAULT_NAME} ({state})\ndefault path: {path}\n"
     )
     return 0
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command line and return its exit code. What goes wrong is one line on stderr, unless --debug."""
+    """Run the command line and return its exit code. What goes wrong is one line on stderr."""
     arguments = sys.argv[1:] if arguments is None else arguments
     prepare_streams()
     console = Console(quiet=True)
     try:
         return app(arguments, prog_name="transcribe", standalone_mode=False)
-    except TranscribeError as error:
-        code, message = error.exit_code, str(error)
-    except BadArguments as error:
-        code, message = (
-            UsageError.exit_code,
-            f"{error.format_message()} (transcribe --help lists the options)",
-        )
     except (KeyboardInterrupt, typer.Abort):
-        code, message = INTERRUPTED, "interrupted"
-    except BrokenPipeError:
+        console.error("interrupted")
+        return INTERRUPTED
+    except OutputError as error:
         discard_stdout()
-        return NOBODY_READS
+        if not isinstance(error, ReaderGoneError):
+            console.error(str(error))
+        return error.exit_code
     except Exception as error:
-        code, message = 1, f"internal error: {type(error).__name__}: {error} (run with --debug)"
-    if "--debug" in arguments:
-        traceback.print_exc()
-    console.error(message)
-    return code
+        if "--debug" in arguments:
+            traceback.print_exception(error)
+        code, message = _explain(error)
+        console.error(message)
+        return code
+
+
+def _explain(error: Exception) -> tuple[int, str]:
+    """The exit code for what went wrong, and the line that says it."""
+    if isinstance(error, TranscribeError):
+        return error.exit_code, str(error)
+    if isinstance(error, BadArguments):
+        return UsageError.exit_code, f"{error.format_message()} (transcribe --help lists the options)"
+    return 1, f"internal error: {type(error).__name__}: {error} (run with --debug)"

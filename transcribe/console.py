@@ -1,7 +1,7 @@
 """What the user sees: transcripts on stdout, everything else on stderr, and what Ctrl-C does.
 
-stdout carries the transcript and nothing else. A progress bar is drawn only on a terminal, and never while a line
-is being printed. Printing does not raise for a name or a text, whatever the encoding of the terminal.
+stdout carries the transcript and nothing else. A progress bar is drawn only on a terminal, and never while a
+line is being printed. Printing does not raise for a name or a text, whatever the encoding of the terminal.
 """
 
 from __future__ import annotations
@@ -23,7 +23,13 @@ Progress = Callable[..., None]
 
 
 class OutputError(TranscribeError):
-    """Standard output cannot be written (a full disk)."""
+    """Standard output cannot be written: a full disk."""
+
+
+class ReaderGoneError(OutputError):
+    """Nobody reads standard output any more: no error of ours, so nothing is said."""
+
+    exit_code = 141  # what a shell reports for a program that SIGPIPE ended
 
 
 class Console:
@@ -34,12 +40,12 @@ class Console:
         self.bar = not quiet and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
 
     def output(self, text: str) -> None:
-        """Transcript text to stdout, at once. Raises `BrokenPipeError` if nobody reads, else `OutputError`."""
+        """Transcript text to stdout, at once. Raises `OutputError`."""
         try:
             sys.stdout.write(text)
             sys.stdout.flush()
-        except BrokenPipeError:
-            raise
+        except BrokenPipeError as error:
+            raise ReaderGoneError from error
         except OSError as error:
             raise OutputError(f"cannot write to standard output: {error.strerror or error}") from error
 
@@ -66,7 +72,7 @@ class Console:
 
     @contextmanager
     def progress(self, name: str) -> Iterator[Progress | None]:
-        """A bar for one recording on a terminal: call what it yields with (seconds done, all seconds or None)."""
+        """A bar for one recording on a terminal; call what it yields with (seconds done, seconds or None)."""
         if not self.bar:
             yield None
             return
@@ -97,7 +103,7 @@ class Console:
 
 
 class Interrupts:
-    """While entered, a first SIGINT or SIGTERM raises `KeyboardInterrupt`, a second one ends the process at once.
+    """While entered, a first SIGINT or SIGTERM raises `KeyboardInterrupt`, a second one ends the process.
 
     `signal` is the number of the one that came, or 0.
     """
@@ -108,9 +114,7 @@ class Interrupts:
 
     def __enter__(self) -> Interrupts:
         if threading.current_thread() is threading.main_thread():
-            self._before = {
-                number: signal.signal(number, self._came) for number in (signal.SIGINT, signal.SIGTERM)
-            }
+            self._before = {number: signal.signal(number, self._came) for number in (signal.SIGINT, signal.SIGTERM)}
         return self
 
     def __exit__(self, *_: object) -> None:

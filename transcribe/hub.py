@@ -1,4 +1,4 @@
-"""A model's name -> where its files are: a path, the default model in the cache, a Hugging Face repository."""
+"""A model's name -> where its files are: a path, the cached default model, a Hugging Face repository."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import re
 import sys
 from pathlib import Path
 
+from .console import Console
 from .errors import ModelError
 
 DEFAULT_NAME = "moonshine-tiny"
@@ -39,7 +40,7 @@ def resolve(path_or_name: str | os.PathLike[str] | None = None) -> Path:
     ):
         return _repository(name)
     raise ModelError(
-        f"{name}: no such model: it is no file or folder, not {DEFAULT_NAME}, and no Hugging Face name (org/repo)"
+        f"{name}: no such model: not a file or folder, not {DEFAULT_NAME}, not a Hugging Face name (org/repo)"
     )
 
 
@@ -75,7 +76,7 @@ def _default_model() -> Path:
         )
     from .default_model import build
 
-    print(f"transcribe: converting the default model once into {path}", file=sys.stderr)
+    Console().error(f"converting the default model once into {path}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         return build(path)
@@ -96,11 +97,9 @@ def _repository(name: str) -> Path:
             return cached
     except Exception:  # not in the cache: whatever the reason, the download below says more
         pass
-    print(f"transcribe: downloading {name} into the Hugging Face cache", file=sys.stderr)
+    Console().error(f"downloading {name} into the Hugging Face cache")
     try:
         return Path(snapshot_download(name, allow_patterns=PATTERNS))
     except Exception as error:  # the client raises its own, requests', httpx' and OSError alike
-        reason = next(
-            (line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__
-        )
+        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise ModelError(f"{name}: no such path, and it cannot be downloaded: {reason}") from error

@@ -116,7 +116,7 @@ def _file(path: str, folder: str = "") -> Item:
 
 
 def _in_folder(top: str, recursive: bool) -> Iterator[Item]:
-    """Files with a known extension, no dot-files; a subfolder that cannot be read is an item with a problem."""
+    """Files with a known extension, no dot-files; a folder that cannot be read is an item with a problem."""
     unreadable: list[OSError] = []
     for folder, subfolders, names in os.walk(top, onerror=unreadable.append):
         subfolders[:] = sorted(name for name in subfolders if recursive and not name.startswith("."))
@@ -134,22 +134,23 @@ def _in_folder(top: str, recursive: bool) -> Iterator[Item]:
 def name_outputs(items: list[Item], output_dir: Path, formats: tuple[str, ...]) -> None:
     """Give each item its targets: `<stem>.<format>`, below the folder it was found in.
 
-    Names that would meet keep the source's extension; those that still meet (x/a.wav and y/a.wav) are mirrored
-    below the folder all sources share. Raises `UsageError` if two still meet, or if an output is a source.
+    Names that would meet keep the source's extension; those that still meet (x/a.wav and y/a.wav) are
+    mirrored below the folder all sources share. Raises `UsageError` if two still meet, or an output is a
+    source.
     """
-    parents = {os.path.dirname(os.path.abspath(item.source)) for item in items if item.source != STDIN}
-    shared = _common_folder(parents)
+    folders = [os.path.dirname(os.path.abspath(item.source)) for item in items]
+    shared = _common_folder({folder for folder, item in zip(folders, items, strict=True) if item.source != STDIN})
 
-    def candidates(item: Item) -> list[str]:
+    def candidates(item: Item, folder: str) -> list[str]:
         name = "stdin" if item.source == STDIN else os.path.basename(os.path.abspath(item.source))
         stem = os.path.splitext(name)[0]
-        mirrored = os.path.relpath(os.path.dirname(os.path.abspath(item.source)), shared) if shared else ""
+        mirrored = os.path.relpath(folder, shared) if shared and item.source != STDIN else ""
         return [
             os.path.normpath(os.path.join(*parts))
             for parts in ((item.folder, stem), (item.folder, name), (mirrored, stem), (mirrored, name))
         ]
 
-    choices = [candidates(item) for item in items]
+    choices = [candidates(item, folder) for item, folder in zip(items, folders, strict=True)]
     level = [0] * len(items)
     while True:
         names = [choice[at] for choice, at in zip(choices, level, strict=True)]
@@ -168,13 +169,9 @@ def name_outputs(items: list[Item], output_dir: Path, formats: tuple[str, ...]) 
         item.targets = {format_: output_dir / f"{name}.{format_}" for format_ in formats}
         for target in item.targets.values():
             if os.path.realpath(target) in sources:
-                raise UsageError(
-                    f"{target}: this output is one of the recordings: choose another --output-dir"
-                )
+                raise UsageError(f"{target}: this output is one of the recordings; give another --output-dir")
             if target.is_dir():
-                raise UsageError(
-                    f"{target}: a folder has the name of this output: choose another --output-dir"
-                )
+                raise UsageError(f"{target}: a folder has the name of this output; give another --output-dir")
 
 
 def _common_folder(parents: set[str]) -> str:

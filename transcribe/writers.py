@@ -135,21 +135,21 @@ def _cues(transcript: Transcript) -> Iterable[tuple[int, int, str]]:
 
 
 def _timed(spans: list[Any], duration: float) -> list[tuple[Any, tuple[int, int]]]:
-    """Each segment or word with its (start, end) in milliseconds: ordered, in [0, duration], not overlapping."""
-    limit = max(0, math.floor(_number(duration) * 1000 + 1e-6))
+    """Each span with its (start, end) in milliseconds: ordered, within [0, duration], not overlapping."""
+    limit = max(0, math.floor(duration * 1000 + 1e-6))
     starts: list[int] = []
     for span in spans:
-        start = min(max(round(_number(span.start) * 1000), 0), limit)
+        start = min(max(_milliseconds(span.start), 0), limit)
         starts.append(max(start, starts[-1] if starts else 0))
     ends = [
-        min(max(round(_number(span.end) * 1000), start), following)
-        for span, start, following in zip(spans, starts, [*starts[1:], limit], strict=True)
+        min(max(_milliseconds(span.end), start), following)
+        for span, start, following in zip(spans, starts, [*starts, limit][1:], strict=True)
     ]
     return list(zip(spans, zip(starts, ends, strict=True), strict=True))
 
 
-def _number(value: float) -> float:
-    return value if math.isfinite(value) else 0.0
+def _milliseconds(seconds: float) -> int:
+    return round(seconds * 1000) if abs(seconds) < 1e9 else 0  # NaN and infinity too
 
 
 def _finite(value: Any) -> Any:
