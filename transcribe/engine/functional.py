@@ -35,11 +35,11 @@ def _rotary_interleaved(x: Tensor, rotation: Tensor, *, out: Tensor | None = Non
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
-    heads = [t.transpose(0, 1).unsqueeze(0) for t in (q, k, v)]  # [1, heads, time, head_dim]
+    queries, keys, values = (t.transpose(0, 1).unsqueeze(0) for t in (q, k, v))  # [1, heads, time, head_dim]
     mask = None
     if causal and q.shape[0] > 1:  # the last query sees every key
         mask = torch.ones(q.shape[0], k.shape[0], dtype=torch.bool, device=q.device).tril(k.shape[0] - q.shape[0])
-    out = F.scaled_dot_product_attention(*heads, attn_mask=mask)
+    out = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
     return out.squeeze(0).transpose(0, 1).reshape(q.shape[0], -1)
 
 

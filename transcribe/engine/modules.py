@@ -52,6 +52,10 @@ class Weighted(nn.Module):
         return self.run(x)
 
 
+def _with_bias(weight: tuple[int, ...], bias: bool) -> dict[str, tuple[int, ...]]:
+    return {"weight": weight, "bias": weight[:1]} if bias else {"weight": weight}
+
+
 class Linear(Weighted):
     """y = x Wᵀ + b over packed or plain weights: [rows, inputs] -> [rows, outputs]."""
 
@@ -62,8 +66,7 @@ class Linear(Weighted):
         self.bias: Tensor | None = None
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        weight = {"weight": (self.outputs, self.inputs)}
-        return {**weight, "bias": (self.outputs,)} if self.has_bias else weight
+        return _with_bias((self.outputs, self.inputs), self.has_bias)
 
     @property
     def weights(self) -> tuple[Weight, ...]:
@@ -138,8 +141,7 @@ class LayerNorm(Weighted):
         self.bias: Tensor | None = None
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        weight = {"weight": (self.width,)}
-        return {**weight, "bias": (self.width,)} if self.has_bias else weight
+        return _with_bias((self.width,), self.has_bias)
 
     def workspace_bytes(self, x: Tensor) -> int:
         return 2 * 4 * x.shape[0]  # mean and reciprocal deviation of each row
@@ -184,8 +186,7 @@ class StridedConv(Weighted):
         self.bias: Tensor | None = None
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        weight = {"weight": (self.outputs, self.inputs, self.kernel)}
-        return {**weight, "bias": (self.outputs,)} if self.has_bias else weight
+        return _with_bias((self.outputs, self.inputs, self.kernel), self.has_bias)
 
     def infer(self, x: Tensor) -> Spec:
         return ((x.shape[0] - self.kernel) // self.stride + 1, self.outputs), x.dtype

@@ -205,7 +205,9 @@ class _Planner:
         """An operand that dies here and has exactly the result's form, so that the result can take its storage."""
         operands = [a for a in node.args if isinstance(a, Node)]
         for candidate in (node.args[i] for i in operation.in_place if self.recycle):
-            storage = self.root[candidate] if isinstance(candidate, Node) else None
+            if not isinstance(candidate, Node):
+                continue
+            storage = self.root[candidate]
             if storage is None or storage.dies > position:
                 continue
             value = self.value[candidate]
