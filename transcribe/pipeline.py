@@ -88,7 +88,7 @@ class Transcriber:
         """Transcribe a path, an open binary file, or a float array [n] or [channels, n] with its rate.
 
         `fields` are those of `transcribe.options.Request`. `progress` is called after each window with the
-        seconds done and the seconds the recording declares, if it does. Raises `UsageError` for a request that
+        seconds done and the seconds the recording declares, if it does. Raises `UsageError` for a request
         this model cannot honour, `AudioError` for a recording that cannot be read, `TranscribeError` if the
         model fails.
         """

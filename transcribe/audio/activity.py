@@ -21,6 +21,9 @@ from .stream import Samples
 
 FRAME = 512  # samples: 32 ms at 16 kHz
 CONTEXT = 64  # samples of the frame before, which the network sees too
+# The network misses speech below about -50 dB, so a recording whose loudest frame so far is softer than this
+# (root mean square) is amplified up to it, though not over 100 times: noise is not speech at any level.
+LOUD, SOFTEST = 0.02, 0.0002
 LSTM = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
 LOUDER = 2.0  # the fallback calls speech what has this many times the power of the noise floor
 QUIETEST = 5e-8  # and a floor is never below this mean square, -73 dB
@@ -59,6 +62,7 @@ class SileroDetector:
 
     def __init__(self, weights: Mapping[str, torch.Tensor]) -> None:
         self.weights = weights
+        self.loudest = SOFTEST
         self.context = torch.zeros(CONTEXT)
         self.state = (torch.zeros(1, 1, 128), torch.zeros(1, 1, 128))
 
@@ -66,6 +70,8 @@ class SileroDetector:
     def __call__(self, samples: Samples) -> npt.NDArray[np.float32]:
         if not len(samples):
             return np.zeros(0, np.float32)
+        self.loudest = max(self.loudest, float(mean_square(samples).max()) ** 0.5)
+        samples = samples * np.float32(max(1.0, LOUD / self.loudest))
         threads = torch.get_num_threads()
         torch.set_num_threads(1)  # the products are too small to share out
         try:

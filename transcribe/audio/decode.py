@@ -149,6 +149,8 @@ class FileStream(AudioStream):
             self._warn(f"{len(tracks)} audio tracks, only the first is used")
         self.track = tracks[0]
         self.decoder = self.track.codec_context
+        if self.decoder is None:
+            raise AudioError(f"{name}: its sound is in no known codec, or its header is damaged")
         if self.decoder.name == "pcm_f24le":
             # What FFmpeg takes for 24-bit floats is in practice 24-bit integers in the upper bytes of 32.
             self.decoder = av.CodecContext.create("pcm_s32le", "r")
