@@ -177,7 +177,7 @@ def test_done_work_is_skipped_and_overwrite_does_it_again(here, capsys):
     assert go(["a.wav", "b.wav"], "out", fake) == 0
     assert fake.asked == ["b.wav"]
     err = capsys.readouterr().err
-    assert "a.wav: skipped, out/a.txt is newer" in err
+    assert "a.wav: skipped, out/a.txt is newer (--overwrite redoes it)" in err
     assert "1 done, 1 skipped" in err
     assert go(["a.wav"], "out", fake, overwrite=True) == 0
     assert fake.asked == ["b.wav", "a.wav"]
@@ -278,6 +278,15 @@ def test_strange_names_come_out_as_they_went_in(here, capsys):
 def test_printable_keeps_letters_of_every_script():
     assert printable("æ 日本　\N{NO-BREAK SPACE}👩‍🔬 \\") == "æ 日本　\N{NO-BREAK SPACE}👩‍🔬 \\"
     assert printable("a\x1b[31m\u2028\udcff") == r"a\x1b[31m\u2028\xff"
+
+
+def test_what_went_where_is_a_line_a_file(here, capsys):
+    recordings(here, "a.wav")
+    go(["a.wav"], "out")
+    go(["a.wav"], "out", formats=("txt", "srt"))
+    err = capsys.readouterr().err
+    assert "transcribe: a.wav -> out/a.txt (2.0 s of audio in 0.0 s)\n" in err
+    assert "transcribe: a.wav -> out/a.{txt,srt} (2.0 s" in err
 
 
 # Writing

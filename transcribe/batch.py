@@ -62,8 +62,7 @@ class _Run:
         for note in self.plan.notes:
             self.console.inform(note)
         for item in self.plan.skipped:
-            first = next(iter(item.targets.values()))
-            self.console.inform(f"{item.source}: skipped, {first} is newer (--overwrite does it again)")
+            self.console.inform(f"{item.source}: skipped, {_outputs(item)} is newer (--overwrite redoes it)")
         with Interrupts() as interrupts:
             try:
                 for number, item in enumerate(self.plan.items, 1):
@@ -97,9 +96,8 @@ class _Run:
         if self.plan.to_stdout:
             self.console.output(self._for_stdout(item, transcript))
         else:
-            outputs = ", ".join(map(str, item.targets.values()))
             took = time.monotonic() - began
-            self.console.inform(f"{place} -> {outputs} ({transcript.duration:.1f} s of audio in {took:.1f} s)")
+            self.console.inform(f"{place} -> {_outputs(item)} ({transcript.duration:.1f} s of audio in {took:.1f} s)")
         self.audio_seconds += transcript.duration
         self.stats.append({"path": item.source, **transcript.stats})
         for warning in transcript.warnings:
@@ -170,6 +168,13 @@ def write_atomically(target: Path, data: bytes, dated_as: str | None = None) -> 
         if isinstance(error, OSError):
             raise OSError(error.errno, f"cannot write: {error.strerror or error}", str(target)) from error
         raise
+
+
+def _outputs(item: Item) -> str:
+    """The item's outputs, in short: out/a.txt, or out/a.{txt,srt}."""
+    *_, last = item.targets.values()
+    formats = list(item.targets)
+    return str(last) if len(formats) == 1 else f"{last.with_suffix('')}.{{{','.join(formats)}}}"
 
 
 def _render(item: Item, transcript: Transcript, format_: str) -> str:

@@ -108,12 +108,12 @@ def _tokenizer(checkpoint: Checkpoint) -> str | None:
 
 def as_text(report: Mapping[str, Any]) -> str:
     """The report for a person."""
-    family = report["family"] or "none (unsupported)"
     rows = [
         ("path", printable(report["path"])),
         ("format", report["format"]),
         ("architecture", report["architecture"] or "not named"),
-        ("family", f"{family} {report['variant'] or ''}".strip()),
+        ("family", report["family"] or "none (unsupported)"),
+        ("variant", report["variant"] or "not known"),
         ("tensors", f"{report['tensors']:,}"),
         ("parameters", f"{report['parameters']:,}"),
         ("weights", size(report["bytes"])),
