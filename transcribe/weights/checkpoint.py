@@ -14,7 +14,7 @@ from gguf import GGMLQuantizationType
 from transcribe.errors import ModelError
 
 from . import audiocpp, files, gguf, safetensors, sniff
-from .layout import AGAIN, TensorInfo, check_extents
+from .layout import AGAIN, TensorInfo, check_extents, os_errors
 from .storage import FileStorage
 
 if TYPE_CHECKING:
@@ -94,10 +94,8 @@ class Checkpoint:
             if embedded is not None:
                 return embedded
         beside = self.files[0].path.with_name(name)
-        try:
+        with os_errors(beside):
             return beside.read_bytes() if beside.is_file() else None
-        except OSError as error:
-            raise ModelError(f"{beside}: cannot be read ({error.strerror}); check its permissions") from None
 
     @cached_property
     def config(self) -> dict[str, Any]:
@@ -134,6 +132,11 @@ def open_checkpoint(path: str | Path, *, mmap: bool = True) -> Checkpoint:
     raises ModelError.
     """
     path = Path(path)
+    with os_errors(path):
+        return _open(path, mmap)
+
+
+def _open(path: Path, mmap: bool) -> Checkpoint:
     first = files.find_weights(path)
     index = files.safetensors_index(first)
     if index is not None:
@@ -162,7 +165,7 @@ def _open_shards(path: Path, index: Path, mmap: bool) -> Checkpoint:
         # A name may be in two shards; the index says which of them counts.
         here = storage.path.name
         tensors.update({t.name: t for t in head.tensors if where.get(t.name, here) == here})
-    lost = [name for name in where if name not in tensors]
+    lost = [repr(name) for name in where if name not in tensors]
     if lost:
         raise ModelError(f"{index}: {_count(lost, 'not in the shards it names')}; {AGAIN}")
     return Checkpoint(path, "safetensors", heads[0].metadata, list(tensors.values()), storages)
@@ -198,7 +201,7 @@ def _open_gguf_set(path: Path, parts: Sequence[Path], mmap: bool) -> Checkpoint:
                 raise ModelError(f"{storage.path}: tensor {tensor.name!r} is in another part too; {AGAIN}")
         heads.append(head)
     total = heads[0].metadata.get("split.tensors.count", len(tensors))
-    if total != len(tensors):
+    if isinstance(total, int) and total != len(tensors):
         raise ModelError(f"{parts[0]}: its set should have {total} tensors, has {len(tensors)}; {AGAIN}")
     return Checkpoint(path, "gguf", heads[0].metadata, list(tensors.values()), storages)
 

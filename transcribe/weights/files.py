@@ -42,7 +42,7 @@ def find_weights(path: Path) -> Path:
 def gguf_set(path: Path, count: int) -> list[Path]:
     """All parts of the split GGUF set that `path` is one of, in order."""
     match = PART.fullmatch(path.name)
-    if not match or int(match["count"]) != count:
+    if not match or match["suffix"] != ".gguf" or int(match["count"]) != count:
         raise ModelError(f"{path}: one part of a model split in {count}, or several joined, but not named "
                          f"NAME-00001-of-{count:05}.gguf; keep the parts apart, under their original names")
     names = [f"{match['stem']}-{number:05}-of-{count:05}.gguf" for number in range(1, count + 1)]
@@ -54,7 +54,7 @@ def safetensors_index(path: Path) -> Path | None:
     if path.name.endswith(INDEX):
         return path
     match = PART.fullmatch(path.name)
-    if not match or int(match["count"]) < 2:
+    if not match or match["suffix"] != ".safetensors" or int(match["count"]) < 2:
         return None
     index = path.with_name(match["stem"] + INDEX)
     if not index.is_file():

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -67,6 +68,16 @@ def check_extents(path: Path, tensors: Sequence[TensorInfo], size: int) -> None:
     for left, right in pairwise(ordered):
         if left.offset + left.nbytes > right.offset:
             raise ModelError(f"{path}: tensors {left.name!r} and {right.name!r} overlap; {AGAIN}")
+
+
+@contextmanager
+def os_errors(path: Path, advice: str = "check its permissions and the disk") -> Iterator[None]:
+    """Turn the operating system's refusals into a ModelError."""
+    try:
+        yield
+    except OSError as error:
+        what = error.strerror or error
+        raise ModelError(f"{error.filename or path}: cannot be read ({what}); {advice}") from None
 
 
 def truncated(path: Path, needed: int, size: int) -> ModelError:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 import torch
-from gguf import GGMLQuantizationType
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from transcribe.kernels.dequantize import dequantize
 
@@ -27,7 +27,9 @@ class PackedTensor:
 
     @property
     def nbytes(self) -> int:
-        return self.data.numel()
+        """Bytes that type and shape call for."""
+        block, size = GGML_QUANT_SIZES[self.type]
+        return math.prod(self.shape) // block * size
 
     @property
     def device(self) -> torch.device:

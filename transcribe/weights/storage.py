@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, TypeVar
 
 from transcribe.errors import ModelError
 
-from .layout import AGAIN, TruncatedError, truncated
+from .layout import AGAIN, TruncatedError, os_errors, truncated
 from .sniff import HEAD_BYTES
 
 if TYPE_CHECKING:
     import torch
 
 R = TypeVar("R")
-FIRST_READ = 1 << 20
+FIRST_READ = 8 << 20  # a vocabulary of 150,000 tokens with its merges is 6 MB
 
 
 class FileStorage:
@@ -33,12 +33,13 @@ class FileStorage:
         self.path = path
         self._read: set[int] = set()
         self._map: maps.mmap | None = None
-        with _reported(path), path.open("rb") as file:
+        with path.open("rb") as file:
             self.size = file.seek(0, 2)
             file.seek(0)
             self.first = file.read(HEAD_BYTES)
             if mmap and self.size:
-                self._map = maps.mmap(file.fileno(), 0, access=maps.ACCESS_READ)
+                with os_errors(path, "open it with --no-mmap"):
+                    self._map = maps.mmap(file.fileno(), 0, access=maps.ACCESS_READ)
 
     def parse(self, read_head: Callable[[Path, bytes | maps.mmap, int], R], index: int) -> R:
         """Run a parser over the head of the file: the map, or a prefix that grows until it suffices."""
@@ -49,13 +50,16 @@ class FileStorage:
             except TruncatedError as error:
                 if error.needed > self.size:
                     raise truncated(self.path, error.needed, self.size) from None
-                head = self._prefix(max(error.needed, 2 * len(head)))
+                longer = self._prefix(max(error.needed, 2 * len(head)))
+                if len(longer) <= len(head):
+                    raise truncated(self.path, error.needed, len(longer)) from None
+                head = longer
 
     def view(self, offset: int, nbytes: int) -> torch.Tensor:
         """Bytes of the file, uint8 [nbytes]: a view of the one storage, which it keeps alive."""
         part = self._bytes[offset : offset + nbytes]
         if self._map is None and nbytes and offset not in self._read:
-            with _reported(self.path), self.path.open("rb", buffering=0) as file:
+            with os_errors(self.path), self.path.open("rb", buffering=0) as file:
                 file.seek(offset)
                 space = part.numpy().data
                 while space and (got := file.readinto(space)):
@@ -66,7 +70,7 @@ class FileStorage:
         return part
 
     def _prefix(self, count: int) -> bytes:
-        with _reported(self.path), self.path.open("rb") as file:
+        with self.path.open("rb") as file:
             return file.read(count)
 
     @cached_property
@@ -78,18 +82,3 @@ class FileStorage:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that it cannot be written to is intended
             return torch.frombuffer(self._map, dtype=torch.uint8)
-
-
-class _reported:  # noqa: N801
-    """Turn an operating system's refusal into a ModelError."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        if isinstance(error, OSError):
-            raise ModelError(f"{self.path}: cannot be read ({error.strerror or error}); "
-                             "check its permissions and the disk") from None
