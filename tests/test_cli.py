@@ -237,8 +237,8 @@ class Transcriber:
     def check(self, request): pass
     def transcribe(self, audio, progress=None, **request):
         if "slow" in audio:
-            print("working", file=sys.stderr, flush=True)
             try:
+                print("working", file=sys.stderr, flush=True)
                 time.sleep(30)
             finally:
                 if "stubborn" in audio:
@@ -264,11 +264,14 @@ def start(folder, *arguments, **environment) -> subprocess.Popen:
     )  # fmt: skip
 
 
+def wait_until_it_works(process: subprocess.Popen) -> None:
+    assert any(b"working" in line for line in iter(process.stderr.readline, b""))
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupt_leaves_whole_files_and_a_summary(tmp_path, number, code):
     process = start(tmp_path, "a.wav", "slow.wav", "c.wav", "-o", "out")
-    while b"working" not in process.stderr.readline():
-        pass
+    wait_until_it_works(process)
     process.send_signal(number)
     _, err = process.communicate(timeout=10)
     assert process.returncode == code
@@ -279,8 +282,7 @@ def test_an_interrupt_leaves_whole_files_and_a_summary(tmp_path, number, code):
 
 def test_a_second_interrupt_ends_at_once(tmp_path):
     process = start(tmp_path, "slow-stubborn.wav")
-    while b"working" not in process.stderr.readline():
-        pass
+    wait_until_it_works(process)
     process.send_signal(signal.SIGINT)
     time.sleep(0.3)
     assert process.poll() is None
