@@ -9,8 +9,9 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .checkpoint import Checkpoint, open_checkpoint
+from .checkpoint import Checkpoint
 from .layout import TensorInfo
+from .opening import open_checkpoint
 
 if TYPE_CHECKING:
     from .fuse import FuseReport, fuse_rows

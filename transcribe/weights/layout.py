@@ -14,6 +14,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from transcribe.errors import ModelError
 
 AGAIN = "download it again"
+SHOWN = 3  # how many names an error lists
 
 
 class TruncatedError(Exception):
@@ -82,3 +83,9 @@ def os_errors(path: Path, advice: str = "check its permissions and the disk") ->
 
 def truncated(path: Path, needed: int, size: int) -> ModelError:
     return ModelError(f"{path}: truncated: needs {needed} bytes, has {size}; {AGAIN}")
+
+
+def listed(names: Sequence[str], what: str) -> str:
+    """How many names there are and the first of them, as "5 missing (a, b, c, ...)"; "" for none."""
+    shown = ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
+    return f"{len(names)} {what} ({shown})" if names else ""
