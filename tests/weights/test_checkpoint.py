@@ -12,10 +12,10 @@ import zipfile
 import numpy as np
 import pytest
 import torch
-from conftest import packed, write_gguf
 from gguf import GGMLQuantizationType as T
 from gguf import GGUFValueType as V
 from safetensors.torch import save_file
+from weight_files import packed, write_gguf
 
 from transcribe.errors import ModelError
 from transcribe.weights import PackedTensor, open_checkpoint

@@ -5,9 +5,9 @@ import gc
 import numpy as np
 import pytest
 import torch
-from conftest import packed, write_gguf
 from gguf import GGMLQuantizationType as T
 from safetensors.torch import save_file
+from weight_files import packed, write_gguf
 
 from transcribe.errors import ModelError
 from transcribe.weights import FuseReport, PackedTensor, fuse_rows, open_checkpoint

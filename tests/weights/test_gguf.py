@@ -9,9 +9,9 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from conftest import entry, packed, raw_gguf, text, value, write_gguf
 from gguf import GGMLQuantizationType as T
 from gguf import GGUFValueType as V
+from weight_files import entry, packed, raw_gguf, text, value, write_gguf
 
 from transcribe.errors import ModelError
 from transcribe.weights import PackedTensor, open_checkpoint
