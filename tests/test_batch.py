@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from transcribe import batch, worklist
-from transcribe.console import Console, printable
+from transcribe.console import Console
 from transcribe.errors import AudioError, UsageError
 from transcribe.options import Request
 from transcribe.transcript import Segment, Transcript
@@ -273,11 +273,6 @@ def test_strange_names_come_out_as_they_went_in(here, capsys):
     assert "[x].wav" in err
     assert r"\xff\xfe.wav" in err
     assert r"new\nline.wav" in err
-
-
-def test_printable_keeps_letters_of_every_script():
-    assert printable("æ 日本　\N{NO-BREAK SPACE}👩‍🔬 \\") == "æ 日本　\N{NO-BREAK SPACE}👩‍🔬 \\"
-    assert printable("a\x1b[31m\u2028\udcff") == r"a\x1b[31m\u2028\xff"
 
 
 def test_what_went_where_is_a_line_a_file(here, capsys):

@@ -205,6 +205,14 @@ def test_an_unexpected_failure_is_one_line_and_debug_shows_more(fake, capsys, mo
     assert err.endswith(line)
 
 
+def test_stats_that_cannot_be_written_fail_the_run(fake, capsys, monkeypatch, tmp_path):
+    (tmp_path / "stats").mkdir()
+    assert run("a.wav", "--stats", "stats") == 1
+    out, err = capsys.readouterr()
+    assert out == "words of a.wav\n"
+    assert err == "transcribe: stats: cannot write: Is a directory\n"
+
+
 def test_models_lists_families_and_where_the_default_is(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("TRANSCRIBE_CACHE", str(tmp_path))
     assert cli.main(["models"]) == 0
@@ -307,6 +315,15 @@ def test_a_full_disk_behind_stdout_is_one_line(tmp_path):
         done = subprocess.run(process.args, cwd=tmp_path, stdout=full, stderr=subprocess.PIPE)
     assert done.returncode == 1
     assert done.stderr == b"transcribe: cannot write to standard output: No space left on device\n"
+
+
+def test_a_closed_stdout_is_not_success(tmp_path):
+    process = start(tmp_path, "a.wav")
+    process.kill()
+    process.communicate()
+    command = ["sh", "-c", 'exec "$@" >&-', "sh", *process.args]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True)
+    assert (done.returncode, done.stderr) == (1, b"transcribe: cannot write to standard output: it is closed\n")
 
 
 def test_letters_the_locale_lacks_do_not_stop_the_output(tmp_path):

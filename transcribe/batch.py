@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import writers
-from .console import Console, Interrupts, printable
+from .console import Console, Interrupts, explain, printable
 from .errors import TranscribeError
 from .worklist import STDIN, Item, Plan
 
@@ -41,7 +41,7 @@ def run(
 
     `transcriber` may be None where `plan.needs_model` is false. Failures are lines on stderr, with a
     traceback where `debug`. `stats_file` gets one JSON line a transcript. An interrupt ends the run after
-    the summary, with 130, or 143 for SIGTERM.
+    the summary, with 130, or 143 for SIGTERM. Raises `OutputError`, or `OSError` for `stats_file`.
     """
     return _Run(plan, transcriber, request, console, debug).all(stats_file)
 
@@ -71,11 +71,11 @@ class _Run:
                         break
             except KeyboardInterrupt:
                 pass
+            if self.plan.several or interrupts.signal:
+                self._summarise(time.monotonic() - began)
             if stats_file is not None:
                 lines = "".join(writers.json_line(record) for record in self.stats)
                 write_atomically(Path(stats_file), _encode(lines))
-        if self.plan.several or interrupts.signal:
-            self._summarise(time.monotonic() - began)
         if interrupts.signal:
             return 128 + interrupts.signal
         return FAILED if self.outcomes["failed"] or self.outcomes["partial"] else OK
@@ -97,7 +97,8 @@ class _Run:
             self.console.output(self._for_stdout(item, transcript))
         else:
             took = time.monotonic() - began
-            self.console.inform(f"{place} -> {_outputs(item)} ({transcript.duration:.1f} s of audio in {took:.1f} s)")
+            length = f"{transcript.duration:.1f} s of audio in {took:.1f} s"
+            self.console.inform(f"{place} -> {_outputs(item)} ({length})")
         self.audio_seconds += transcript.duration
         self.stats.append({"path": item.source, **transcript.stats})
         for warning in transcript.warnings:
@@ -118,7 +119,7 @@ class _Run:
     def _report(self, error: Exception, item: Item) -> None:
         if self.debug:
             traceback.print_exception(error)
-        message = explain(error, item.source)
+        message = explain(error, f"{item.source}: ")
         self.console.error(message)
         if self.plan.to_stdout and self.plan.formats == ("jsonl",):
             record = {"path": item.source, "error": {"kind": type(error).__name__, "message": message}}
@@ -135,15 +136,6 @@ class _Run:
         order = ("done", "partial", "failed", "skipped", "not done")
         words = ", ".join(f"{counts[outcome]} {outcome}" for outcome in order if counts.get(outcome))
         self.console.inform(f"{words}; {self.audio_seconds:.0f} s of audio in {took:.1f} s")
-
-
-def explain(error: BaseException, name: str) -> str:
-    """One line for the user about what went wrong with `name`."""
-    if isinstance(error, TranscribeError):
-        return str(error)
-    if isinstance(error, OSError):
-        return f"{error.filename or name}: {error.strerror or error}"
-    return f"{name}: internal error: {type(error).__name__}: {error} (run with --debug)"
 
 
 def write_atomically(target: Path, data: bytes, dated_as: str | None = None) -> None:

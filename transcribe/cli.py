@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperGroup
 
 from . import __version__
-from .console import Console, OutputError, ReaderGoneError, discard_stdout, prepare_streams
+from .console import Console, OutputError, ReaderGoneError, discard_stdout, explain, prepare_streams
 from .errors import TranscribeError, UsageError
 from .options import Device, DType, LoadOptions, Request, Task, Timestamps
 
@@ -227,15 +227,8 @@ def main(arguments: list[str] | None = None) -> int:
     except Exception as error:
         if "--debug" in arguments:
             traceback.print_exception(error)
-        code, message = _explain(error)
-        console.error(message)
-        return code
-
-
-def _explain(error: Exception) -> tuple[int, str]:
-    """The exit code for what went wrong, and the line that says it."""
-    if isinstance(error, TranscribeError):
-        return error.exit_code, str(error)
-    if isinstance(error, BadArguments):
-        return UsageError.exit_code, f"{error.format_message()} (transcribe --help lists the options)"
-    return 1, f"internal error: {type(error).__name__}: {error} (run with --debug)"
+        if isinstance(error, BadArguments):
+            console.error(f"{error.format_message()} (transcribe --help lists the options)")
+            return UsageError.exit_code
+        console.error(explain(error))
+        return error.exit_code if isinstance(error, TranscribeError) else 1

@@ -41,6 +41,8 @@ class Console:
 
     def output(self, text: str) -> None:
         """Transcript text to stdout, at once. Raises `OutputError`."""
+        if sys.stdout is None:
+            raise OutputError("cannot write to standard output: it is closed")
         try:
             sys.stdout.write(text)
             sys.stdout.flush()
@@ -128,6 +130,15 @@ class Interrupts:
         raise KeyboardInterrupt
 
 
+def explain(error: BaseException, about: str = "") -> str:
+    """The line that says what went wrong; `about` opens it where the error does not name a file itself."""
+    if isinstance(error, TranscribeError):
+        return str(error)
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else f"{about}{error.strerror}"
+    return f"{about}internal error: {type(error).__name__}: {error} (run with --debug)"
+
+
 def printable(text: str) -> str:
     """`text` on one line for a terminal: line breaks, control characters and stray bytes as escapes."""
     return "".join(map(_escape, text))
@@ -144,6 +155,8 @@ def _escape(character: str) -> str:
 
 def prepare_streams() -> None:
     """Make stdout and stderr take any text: UTF-8 in pipes and files, escapes for what a terminal lacks."""
+    if sys.stderr is None:  # closed by the caller
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             encoding = stream.encoding if stream.isatty() else "utf-8"
@@ -152,4 +165,5 @@ def prepare_streams() -> None:
 
 def discard_stdout() -> None:
     """Point stdout at nothing, so that what is still buffered cannot fail again at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if sys.stdout is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
