@@ -17,7 +17,7 @@ from .errors import TranscribeError, UsageError
 from .options import LoadOptions, Request
 from .text.languages import UNSPACED, language_code, language_name
 from .transcript import Segment, Transcript
-from .windows import Window, windows
+from .windows import MARGIN, Window, windows
 
 if TYPE_CHECKING:
     from transcribe.models.family import Decoded, Model
@@ -155,10 +155,10 @@ class _Recording:
 
     def _listen(self, window: Window, whole: bool = True) -> None:
         """Transcribe a window; a whole one that fails for its length is cut in two and tried once more."""
-        voiced = window.voiced()
-        if voiced is None:
+        voiced, heard = window.voiced(), window.voiced(MARGIN)
+        if voiced is None or heard is None:
             return
-        decoded = self._decode(window.samples[voiced[0] : voiced[1]])
+        decoded = self._decode(window.samples[slice(*heard)])
         again = decoded is None or decoded.looped or (decoded.truncated and self.request.max_tokens is None)
         halves = window.halves() if whole and again else None
         place = f"{window.start / RATE:.1f}-{window.stop / RATE:.1f} s"

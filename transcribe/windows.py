@@ -19,7 +19,8 @@ Frames = npt.NDArray[np.float32]
 SPEECH = 0.35  # the probability from which a frame counts as speech: rather hear noise than miss a word
 CERTAIN = 0.5  # and the one that some frame of a window must reach,
 SHORTEST = 3  # with this many frames of speech (0.1 s), for the window to be given to the model
-PAD = 8  # frames (0.26 s) kept on each side of speech: soft onsets and endings score low
+PAD = 8  # frames (0.26 s) kept on each side of speech where windows meet: soft onsets and endings score low
+MARGIN = 31  # frames (1 s) of silence that the model hears too: an ordinary clip reaches it as it is, untrimmed
 PAUSE = 62  # frames (2 s) without speech end a window: what follows is another utterance
 GAP = 3  # frames (0.1 s) without speech make a place to cut
 
@@ -41,12 +42,12 @@ class Window:
     def stop(self) -> int:
         return self.start + len(self.samples)
 
-    def voiced(self) -> tuple[int, int] | None:
-        """Where to listen: from the first speech to the last with a margin, in samples of the window."""
+    def voiced(self, margin: int = PAD) -> tuple[int, int] | None:
+        """From the first speech to the last, with a margin in frames: [start, stop) in samples of the window."""
         frames = np.flatnonzero(self.speech >= SPEECH)
         if len(frames) < SHORTEST or self.speech.max() < CERTAIN:
             return None
-        start, stop = (int(frames[0]) - PAD) * FRAME, (int(frames[-1]) + 1 + PAD) * FRAME
+        start, stop = (int(frames[0]) - margin) * FRAME, (int(frames[-1]) + 1 + margin) * FRAME
         return max(0, start), min(len(self.samples), stop)
 
     def halves(self) -> tuple[Window, Window] | None:
