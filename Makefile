@@ -7,21 +7,22 @@ BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 INSTALLED := $(VENV)/.installed
 INSTALLED_DEV := $(VENV)/.installed-dev
-CLIP := $(BIN)/python -c 'from transcribe.default_model import clip; print(clip("beckett.wav"))'
+CLIP := $(BIN)/python -c 'import sys; from transcribe.default_model import clip; print(clip(sys.argv[1]))'
 
-.PHONY: help demo test test-slow check speed clean
+.PHONY: help demo test test-slow check speed memory clean
 
 help:
 	@echo "make demo       install, make the default model, transcribe a clip"
 	@echo "make test       install what tests need and run them"
 	@echo "make test-slow  the sweeps that take minutes"
 	@echo "make check      lint and types"
-	@echo "make speed      measure real-time factor and milliseconds a token"
+	@echo "make speed      time the default model (ARGS='--model M' another)"
+	@echo "make memory     its peak memory against the length of a recording (Linux)"
 	@echo "make clean      remove the environment and every generated file"
 
 demo: $(INSTALLED)
 	@$(BIN)/python scripts/import_default_model.py
-	@clip=$$($(CLIP)) && echo "transcribe $$(basename $$clip)" && $(BIN)/transcribe --quiet "$$clip"
+	@clip=$$($(CLIP) beckett.wav) && echo "transcribe $$(basename $$clip)" && $(BIN)/transcribe --quiet "$$clip"
 
 test: $(INSTALLED_DEV)
 	$(BIN)/python -m pytest
@@ -34,7 +35,10 @@ check: $(INSTALLED_DEV)
 	$(BIN)/mypy
 
 speed: $(INSTALLED)
-	$(BIN)/python scripts/speed.py $(ARGS)
+	@$(BIN)/python scripts/speed.py $(ARGS) $$($(CLIP) beckett.wav) $$($(CLIP) two_cities.wav)
+
+memory: $(INSTALLED)
+	@$(BIN)/python scripts/memory.py $(ARGS) $$($(CLIP) two_cities.wav)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -1,8 +1,10 @@
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import gguf
+import jiwer
 import numpy as np
 import pytest
 
@@ -10,6 +12,18 @@ import transcribe
 from transcribe import default_model
 from transcribe.default_model import Affine, pack_q8_0
 from transcribe.errors import ModelError
+
+
+TWO_CITIES = """It was the best of times, it was the worst of times, it was the age of wisdom, it was the age of
+foolishness, it was the epoch of belief, it was the epoch of incredulity, it was the season of Light, it was the
+season of Darkness, it was the spring of hope, it was the winter of despair, we had everything before us, we had
+nothing before us, we were all going direct to Heaven, we were all going direct the other way - in short, the period
+was so far like the present period, that some of its noisiest authorities insisted on its being received, for good or
+for evil, in the superlative degree of comparison only."""
+
+
+def words(text):
+    return " ".join(re.findall(r"[a-z']+", text.lower()))
 
 
 def unpack(matrix):
@@ -161,6 +175,13 @@ def test_it_transcribes_the_packages_clip_word_for_word(model):
     transcript = transcribe.load_model(model).transcribe(default_model.clip("beckett.wav"))
     assert transcript.text == "Ever tried, ever failed, no matter, try again, fail again, fail better."
     assert transcript.covered_seconds == transcript.decoded_seconds
+
+
+@pytest.mark.slow
+def test_it_transcribes_a_passage_longer_than_its_window(model):
+    transcript = transcribe.load_model(model).transcribe(default_model.clip("two_cities.wav"))
+    assert len(transcript.segments) > 1
+    assert jiwer.wer(words(TWO_CITIES), words(transcript.text)) <= 0.02
 
 
 def test_the_command_makes_the_file_once(tmp_path):

@@ -191,7 +191,8 @@ def read_tokens(data: bytes) -> list[str]:
 
     Each is led by its length: one byte, or two of which the first is the low seven bits plus 128.
     """
-    tokens, at = [], 0
+    tokens: list[str] = []
+    at = 0
     while at < len(data):
         length = data[at]
         at += 1
