@@ -13,7 +13,6 @@ from transcribe import default_model
 from transcribe.default_model import Affine, pack_q8_0
 from transcribe.errors import ModelError
 
-
 TWO_CITIES = """It was the best of times, it was the worst of times, it was the age of wisdom, it was the age of
 foolishness, it was the epoch of belief, it was the epoch of incredulity, it was the season of Light, it was the
 season of Darkness, it was the spring of hope, it was the winter of despair, we had everything before us, we had
