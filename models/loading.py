@@ -36,22 +36,22 @@ def load_weights(
     report = FuseReport()
 
     def fetch(name: str) -> Tensor | PackedTensor:
-        return checkpoint.tensor(rename(name)).to(device)
+        return checkpoint.tensor(rename(name))
 
     for path, module in modules.items():
         if isinstance(module, FusedLinear):
             parent = path.rpartition(".")[0]
             parts = [fetch(f"{parent}.{part}.weight") for part in module.parts]
-            module.weight = fuse_rows(*parts, block=parent, kind=module.kind, alias=options.alias, report=report)
+            fused = fuse_rows(*parts, block=parent, kind=module.kind, alias=options.alias, report=report)
+            module.weight = tuple(w.to(device) for w in fused) if isinstance(fused, tuple) else fused.to(device)
             if module.has_bias:
-                module.bias = torch.cat([_dense(fetch(f"{parent}.{part}.bias"), dtype) for part in module.parts])
+                biases = [_dense(fetch(f"{parent}.{part}.bias"), dtype) for part in module.parts]
+                module.bias = torch.cat(biases).to(device)
             continue
         for name in module.shapes():
             tensor = fetch(f"{path}.{name}")
-            if name == "weight" and isinstance(module, (Linear, Embedding)):
-                module.weight = tensor
-            else:
-                setattr(module, name, _dense(tensor, dtype))
+            packed = name == "weight" and isinstance(module, (Linear, Embedding))
+            setattr(module, name, tensor.to(device) if packed else _dense(tensor, dtype).to(device))
         if isinstance(module, StridedConv):
             assert module.weight is not None
             module.weight = module.weight.transpose(1, 2).flatten(1)  # time-major, as its forward wants it

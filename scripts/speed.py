@@ -28,7 +28,8 @@ def main() -> None:
 
     began = time.perf_counter()
     model = transcribe.load_model(args.model, threads=args.threads, device="cpu", dtype=args.dtype)
-    print(f"{model.name}: {args.threads} threads, loaded in {time.perf_counter() - began:.2f} s; {model.model.notes[-1]}")
+    loaded = time.perf_counter() - began
+    print(f"{model.name}: {args.threads} threads, loaded in {loaded:.2f} s; {model.model.notes[-1]}")
 
     runs: dict[Path, list[dict[str, float]]] = {clip: [] for clip in args.clips}
     for turn in range(args.runs + 1):
@@ -37,14 +38,16 @@ def main() -> None:
             if turn:
                 runs[clip].append(stats)
 
-    print(f"{'clip':40} {'audio s':>8} {'model s':>16} {'encode s':>16} {'decode s':>16} {'ms/token':>9} {'wall s':>16} {'RTF':>6}")
+    print("| clip | audio s | model s | encode s | decode s | ms a token | wall s | real-time factor |")
+    print("|---|---|---|---|---|---|---|---|")
     for clip, rows in runs.items():
         audio, tokens = rows[0]["audio_seconds"], rows[0]["tokens"]
-        columns = [_both([row[key] for row in rows]) for key in ("model_seconds", "encode_s", "decode_s", "wall_seconds")]
+        model_s, encode, decode, wall = (
+            _both([row[key] for row in rows]) for key in ("model_seconds", "encode_s", "decode_s", "wall_seconds")
+        )
         token = 1000 * statistics.median(row["decode_s"] for row in rows) / max(1, tokens)
         factor = statistics.median(row["model_seconds"] for row in rows) / audio
-        print(f"{clip.name[-40:]:40} {audio:8.2f} {columns[0]:>16} {columns[1]:>16} {columns[2]:>16} {token:9.2f} "
-              f"{columns[3]:>16} {factor:6.3f}")
+        print(f"| {clip.name} | {audio:.2f} | {model_s} | {encode} | {decode} | {token:.2f} | {wall} | {factor:.3f} |")
 
 
 def _both(values: list[float]) -> str:

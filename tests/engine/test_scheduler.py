@@ -54,6 +54,7 @@ def test_poison_shows_a_place_that_was_released_too_early():
     assert engine(layer, x, rotation(6)).isfinite().all()
     born = next(step for step in plan.steps if step.releases or (step.storage and step.storage.arena))
     born.releases = (born.storage,)
+    engine._programs.clear()
     assert engine(layer, x, rotation(6)).isnan().any()
 
 
@@ -79,9 +80,11 @@ def test_decoding_steps_replay_one_plan_whose_addresses_do_not_move():
     addresses, rows = set(), []
     for i in range(80):
         rows.append(engine(layer, x[i : i + 1], rotation(80)[i : i + 1], cache[0]))
-        (bound,) = engine._bound.values()
-        addresses.add(tuple(r.data_ptr() for r in bound if isinstance(r, torch.Tensor)))
+        ((program,),) = (programs.values() for programs in engine._programs.values())
+        held = [a for instruction in program.instructions for a in instruction.args if isinstance(a, torch.Tensor)]
+        addresses.add(tuple(a.data_ptr() for a in held))
     assert len(engine._plans) == len(addresses) == 1
+    assert addresses != {()}
     assert torch.allclose(torch.cat(rows), whole, atol=1e-5)
 
 

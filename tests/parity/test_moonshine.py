@@ -6,10 +6,10 @@ import pytest
 import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models
+from transcribe.models import load
 
 from transcribe.engine import KeyValue
 from transcribe.engine.decoding import most_probable
-from transcribe.models import load
 from transcribe.options import LoadOptions, Request
 from transcribe.weights import open_checkpoint
 
@@ -30,7 +30,8 @@ GGUF_LAYER = {
     },
     "decoder": {
         "input_layernorm": "norm_self", "self_attn.q_proj": "self_attn.q", "self_attn.k_proj": "self_attn.k",
-        "self_attn.v_proj": "self_attn.v", "self_attn.o_proj": "self_attn.out", "post_attention_layernorm": "norm_cross",
+        "self_attn.v_proj": "self_attn.v", "self_attn.o_proj": "self_attn.out",
+        "post_attention_layernorm": "norm_cross",
         "encoder_attn.q_proj": "cross_attn.q", "encoder_attn.k_proj": "cross_attn.k",
         "encoder_attn.v_proj": "cross_attn.v", "encoder_attn.o_proj": "cross_attn.out", "final_layernorm": "norm_ffn",
         "mlp.fc1": "ffn.fc1", "mlp.fc2": "ffn.fc2",
@@ -119,7 +120,8 @@ def open_model(path, **options):
 
 
 def noise(seconds: float) -> torch.Tensor:
-    return torch.from_numpy(np.random.default_rng(int(10 * seconds)).standard_normal(int(16000 * seconds), np.float32)) * 0.1
+    generator = np.random.default_rng(int(10 * seconds))
+    return torch.from_numpy(generator.standard_normal(int(16000 * seconds), np.float32)) * 0.1
 
 
 def decode_tokens(model, samples, tokens):

@@ -13,9 +13,10 @@ from __future__ import annotations
 import os
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 import torch.fx
@@ -26,6 +27,27 @@ from .capture import signature, trace
 from .plan import Plan, Ref, Step, make_plan
 
 PLANS = 256  # plans kept: several lengths of every kind of block; each is some tens of kilobytes
+
+
+class Instruction(NamedTuple):
+    """One step bound to a block: `call(*args)` into register `dst`, `holes` filled from registers first."""
+
+    dst: int
+    call: Callable[..., Any]
+    args: list[Any]
+    holes: list[tuple[int, int]]
+    """(position in args, register)"""
+    frees: tuple[int, ...]
+    released: list[tuple[int, int]]
+    """(offset, bytes) in the arena"""
+
+
+class Program(NamedTuple):
+    """A plan bound to a block and to the arena: what need not be looked up again is not."""
+
+    instructions: list[Instruction]
+    ready: dict[int, Tensor]
+    """Results, by register, that are views of the arena: made once."""
 
 
 class Account:
@@ -68,8 +90,7 @@ class Scheduler:
         self._graphs: dict[tuple[Any, ...], torch.fx.Graph] = {}
         self._signatures: weakref.WeakKeyDictionary[nn.Module, tuple[Any, ...]] = weakref.WeakKeyDictionary()
         self._plans: OrderedDict[tuple[Any, ...], Plan] = OrderedDict()
-        self._bound: dict[int, list[Any]] = {}  # registers of a plan with the arena's tensors in place
-        self._modules: weakref.WeakKeyDictionary[nn.Module, dict[str, nn.Module]] = weakref.WeakKeyDictionary()
+        self._programs: weakref.WeakKeyDictionary[nn.Module, dict[int, Program]] = weakref.WeakKeyDictionary()
         self._kept: list[Any] = []
         self._account: Account | None = None
 
@@ -105,7 +126,8 @@ class Scheduler:
             plan = self._plans[key] = make_plan(self._graphs[kind], block, inputs, self.recycle)
             if len(self._plans) > PLANS:
                 _, oldest = self._plans.popitem(last=False)
-                self._bound.pop(id(oldest), None)
+                for programs in self._programs.values():
+                    programs.pop(id(oldest), None)
         self._plans.move_to_end(key)
         return plan
 
@@ -115,85 +137,84 @@ class Scheduler:
         if self._account is not None:
             self._account.run(plan, self.recycle)
             results = [self._account.track(torch.empty(shape, dtype=dtype)) for shape, dtype in plan.specs]
-            return results[0] if plan.single else tuple(results)
-        registers = self._registers(plan)
-        for register, value in zip(plan.inputs, inputs, strict=True):
-            registers[register] = value
-        modules = self._modules.setdefault(block, {})
-        for register, path in plan.modules:
-            if path not in modules:
-                modules[path] = block.get_submodule(path)
-            registers[register] = modules[path]
-        for step in plan.steps:
-            self._run(step, registers)
-        results = [registers[r].clone(memory_format=torch.contiguous_format) if copied else registers[r]
-                   for r, copied in plan.outputs]
+        else:
+            registers = self._run(plan, self._program(plan, block), inputs)
+            results = [
+                registers[r].clone(memory_format=torch.contiguous_format) if copied else registers[r]
+                for r, copied in plan.outputs
+            ]
         return results[0] if plan.single else tuple(results)
 
-    def _registers(self, plan: Plan) -> list[Any]:
-        """Registers with everything that lies in the arena, and views of it, already in place."""
-        if not self.recycle:
-            return [None] * plan.registers
-        if self.arena.buffer.numel() < plan.arena_bytes:
-            self._bound.clear()
-            self.arena.reserve(plan.arena_bytes)
-        bound = self._bound.get(id(plan))
-        if bound is None:
-            bound = self._bound[id(plan)] = [None] * plan.registers
-            for step in plan.steps:
-                if step.is_view:
-                    if all(bound[r] is not None for r in _refs(step)):
-                        bound[step.dst] = step.operation(*_fetch(step.args, bound), **step.kwargs)
-                elif step.storage is not None and step.storage.arena and step.spec is not None:
-                    bound[step.dst] = self.arena.tensor(step.storage.offset, *step.spec)
+    def _run(self, plan: Plan, program: Program, inputs: tuple[Any, ...]) -> list[Any]:
+        """Replay a program; its registers at the end."""
+        registers: list[Any] = [None] * plan.registers
+        for register, value in program.ready.items():
+            registers[register] = value
+        for register, value in zip(plan.inputs, inputs, strict=True):
+            registers[register] = value
         if self.poison:
             self.arena.buffer.fill_(0xFF)
-        return bound.copy()
+        for dst, call, args, holes, frees, released in program.instructions:
+            if holes:
+                args = args.copy()
+                for position, register in holes:
+                    args[position] = registers[register]
+            registers[dst] = call(*args)
+            if not self.recycle:
+                self._kept.append(registers[dst])
+                continue
+            for register in frees:
+                registers[register] = None
+            if self.poison:
+                for offset, nbytes in released:
+                    self.arena.poison(offset, nbytes)
+        return registers
 
-    def _run(self, step: Step, registers: list[Any]) -> None:
-        if step.spec is None:
-            if registers[step.dst] is None:
-                registers[step.dst] = step.operation(*_fetch(step.args, registers), **step.kwargs)
-        else:
-            operation = step.operation if step.module is None else registers[step.module]
-            registers[step.dst] = operation.run(
-                *_fetch(step.args, registers), out=self._place(step, operation, registers),
-                scratch=self._scratch(step), **step.kwargs,
-            )
-        if not self.recycle:
-            self._kept.append(registers[step.dst])
-            return
-        for register in step.frees:
-            registers[register] = None
-        if self.poison:
-            for storage in step.releases:
-                self.arena.poison(storage.offset, storage.nbytes)
+    def _program(self, plan: Plan, block: nn.Module) -> Program:
+        """The program of a plan and a block, bound anew when the arena has moved."""
+        if self.recycle and self.arena.buffer.numel() < plan.arena_bytes:
+            self._programs.clear()  # they point into the old buffer
+            self.arena.reserve(plan.arena_bytes)
+        programs = self._programs.setdefault(block, {})
+        if id(plan) not in programs:
+            programs[id(plan)] = self._bind(plan, block)
+        return programs[id(plan)]
 
-    def _place(self, step: Step, operation: Any, registers: list[Any]) -> Tensor | None:
-        """Where a step's result goes: its slice of the arena, the operand it takes over, or memory of its own."""
-        if not operation.places or step.spec is None:
-            return None
-        if registers[step.dst] is not None:
-            return registers[step.dst]
+    def _bind(self, plan: Plan, block: nn.Module) -> Program:
+        instructions = []
+        known: dict[int, Any] = {register: block.get_submodule(path) for register, path in plan.modules}
+        for step in plan.steps:
+            args = [known.get(a.register) if type(a) is Ref else a for a in step.args]
+            holes = [(i, a.register) for i, a in enumerate(step.args) if type(a) is Ref and a.register not in known]
+            kwargs = dict(step.kwargs)
+            call = step.operation
+            if step.spec is None:
+                if not holes:  # a view of something in the arena is made once
+                    known[step.dst] = call(*args, **kwargs)
+                    continue
+            else:
+                operation = call if step.module is None else known[step.module]
+                call = self._placed(step, operation.run, known) if operation.places else operation.run
+                if step.scratch is not None and self.recycle:
+                    kwargs["scratch"] = self.arena.tensor(step.scratch.offset, (step.scratch.nbytes,), torch.uint8)
+            released = [(s.offset, s.nbytes) for s in step.releases]
+            instructions.append(Instruction(step.dst, partial(call, **kwargs), args, holes, step.frees, released))
+        ready = {register: known[register] for register, _ in plan.outputs if register in known}
+        return Program(instructions, ready)
+
+    def _placed(self, step: Step, run: Callable[..., Tensor], known: dict[int, Any]) -> Callable[..., Tensor]:
+        """`run` with the place of its result: in the arena, an operand's that it takes over, or new memory."""
+        assert step.spec is not None
+        shape, dtype = step.spec
+        if self.recycle and step.storage is not None and step.storage.arena:
+            known[step.dst] = self.arena.tensor(step.storage.offset, shape, dtype)
+            return partial(run, out=known[step.dst])
         if step.into is not None:
-            return registers[step.into].view(step.spec[0])
-        return torch.empty(step.spec[0], dtype=step.spec[1], device=self.device)
-
-    def _scratch(self, step: Step) -> Tensor | None:
-        if step.scratch is None:
-            return None
-        if not self.recycle:
-            return torch.empty(step.scratch.nbytes, dtype=torch.uint8, device=self.device)
-        return self.arena.buffer[step.scratch.offset : step.scratch.offset + step.scratch.nbytes]
+            operand = step.args.index(Ref(step.into))
+            return lambda *args, **kwargs: run(*args, out=args[operand], **kwargs)
+        device = self.device
+        return lambda *args, **kwargs: run(*args, out=torch.empty(shape, dtype=dtype, device=device), **kwargs)
 
 
 def _form(value: Any) -> Any:
     return (value.shape, value.stride(), value.dtype) if isinstance(value, Tensor) else type(value)
-
-
-def _fetch(args: tuple[Any, ...], registers: list[Any]) -> list[Any]:
-    return [registers[a.register] if type(a) is Ref else a for a in args]
-
-
-def _refs(step: Step) -> list[int]:
-    return [a.register for a in step.args if type(a) is Ref]
