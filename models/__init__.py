@@ -16,14 +16,20 @@ if TYPE_CHECKING:
 # architecture as a checkpoint names it -> module
 FAMILIES = {
     "moonshine": "moonshine",
+    "qwen3_asr": "qwen3_asr",
 }
 SUPPORTED = tuple(sorted(set(FAMILIES.values())))
 
 
-def load(checkpoint: Checkpoint, options: LoadOptions) -> Model:
-    """Build the family a checkpoint belongs to. Raises `ModelError` for one we do not know."""
-    module = FAMILIES.get(checkpoint.architecture)
-    if module is None:
+def family_of(checkpoint: Checkpoint) -> str:
+    """The family a checkpoint belongs to, found without torch. Raises `ModelError` for one we do not know."""
+    family = FAMILIES.get(checkpoint.architecture)
+    if family is None:
         found = f"architecture {checkpoint.architecture!r}" if checkpoint.architecture else "no architecture named"
         raise ModelError(f"{checkpoint.path}: {found}; supported families: {', '.join(SUPPORTED)}")
-    return import_module(f"{__name__}.{module}").load(checkpoint, options)
+    return family
+
+
+def load(checkpoint: Checkpoint, options: LoadOptions) -> Model:
+    """Build the model a checkpoint holds. Raises `ModelError` for a family we do not know."""
+    return import_module(f"{__name__}.{family_of(checkpoint)}").load(checkpoint, options)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from transcribe.engine.modules import Embedding, FusedLinear, Linear, StridedConv, Weighted
-from transcribe.errors import UsageError
+from transcribe.errors import ModelError, UsageError
 from transcribe.weights import FuseReport, PackedTensor, fuse_rows
 
 if TYPE_CHECKING:
@@ -31,8 +31,7 @@ def load_weights(
     are brought to `dtype`. Raises `ModelError` for what is missing or has another shape.
     """
     modules = {path: module for path, module in model.named_modules() if isinstance(module, Weighted)}
-    wanted = {rename(name): shape for path, module in modules.items() for name, shape in _names(path, module)}
-    checkpoint.require(wanted)
+    checkpoint.require({rename(name): shape for name, shape in canonical_shapes(model).items()})
     report = FuseReport()
 
     def fetch(name: str) -> Tensor | PackedTensor:
@@ -60,7 +59,13 @@ def load_weights(
     return report
 
 
-def _names(path: str, module: Weighted) -> list[tuple[str, tuple[int, ...]]]:
+def canonical_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    """The canonical names and shapes of all the tensors a model needs, in the order of its modules."""
+    modules = ((path, module) for path, module in model.named_modules() if isinstance(module, Weighted))
+    return {name: shape for path, module in modules for name, shape in _shapes(path, module)}
+
+
+def _shapes(path: str, module: Weighted) -> list[tuple[str, tuple[int, ...]]]:
     if not isinstance(module, FusedLinear):
         return [(f"{path}.{name}", shape) for name, shape in module.shapes().items()]
     parent = path.rpartition(".")[0]
@@ -84,3 +89,27 @@ def pick_device(name: str) -> torch.device:
         there = ", ".join(device for device, usable in available.items() if usable)
         raise UsageError(f"--device {name}: not available here; there is {there}")
     return torch.device(name)
+
+
+def pick_dtype(name: str, device: torch.device) -> torch.dtype:
+    """What to compute in: float32 unless asked otherwise. Raises `UsageError` for what only costs time."""
+    if name == "float16" and device.type == "cpu":
+        raise UsageError("--dtype float16: slower on a processor than float32; use float32 or bfloat16")
+    return torch.float32 if name == "auto" else getattr(torch, name)
+
+
+class Required:
+    """Configuration values that must be there: `values[prefix + key]`, called `shown + key` in errors."""
+
+    def __init__(self, checkpoint: Checkpoint, values: Mapping[str, Any], prefix: str, shown: str = "") -> None:
+        self.path, self.values, self.prefix, self.shown = checkpoint.path, values, prefix, shown or prefix
+
+    def __getitem__(self, key: str) -> Any:
+        if self.prefix + key not in self.values:
+            raise ModelError(f"{self.path}: {self.shown}{key} is missing from the model's configuration")
+        return self.values[self.prefix + key]
+
+    def expect(self, key: str, value: Any) -> None:
+        """Raises `ModelError` for any other value."""
+        if self[key] != value:
+            raise ModelError(f"{self.path}: {self.shown}{key} is {self[key]!r}; only {value!r} is supported")

@@ -5,15 +5,16 @@ frames a second), encoder layers with rotary embedding, decoder layers with self
 and the embedding as output head. Read from Hugging Face safetensors and from transcribe.cpp's GGUF.
 
 Activations are rows without a batch dimension: [time, width] for the encoder, one row a token for the decoder.
+Modules are declared in the order in which transcribe.cpp's files have their tensors, which is how they are exported.
 """
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -23,11 +24,10 @@ from transcribe.engine import KeyValue, KVCache, Scheduler, greedy
 from transcribe.engine.functional import attention, cached_attention, cross_attention, rotary_interleaved
 from transcribe.engine.kv_cache import LayerCache
 from transcribe.engine.modules import Embedding, FusedLinear, GroupNorm, LayerNorm, Linear, StridedConv
-from transcribe.errors import ModelError, UsageError
 from transcribe.text.tokenizer import load_tokenizer
 
 from .family import Capabilities, Decoded, Window
-from .loading import load_weights, pick_device
+from .loading import Required, load_weights, pick_device, pick_dtype
 
 if TYPE_CHECKING:
     from transcribe.options import LoadOptions, Request
@@ -64,8 +64,8 @@ class Encoder(nn.Module):
     def __init__(self, c: Config) -> None:
         super().__init__()
         self.stem = Stem(c)
-        self.layers = nn.ModuleList(EncoderLayer(c) for _ in range(c.encoder_layers))
         self.layer_norm = LayerNorm(c.width, bias=False)
+        self.layers = nn.ModuleList(EncoderLayer(c) for _ in range(c.encoder_layers))
 
 
 class Stem(nn.Module):
@@ -74,9 +74,9 @@ class Stem(nn.Module):
     def __init__(self, c: Config) -> None:
         super().__init__()
         self.conv1 = StridedConv(1, c.width, kernel=127, stride=64, bias=False)
-        self.groupnorm = GroupNorm(c.width)
         self.conv2 = StridedConv(c.width, 2 * c.width, kernel=7, stride=3)
         self.conv3 = StridedConv(2 * c.width, c.width, kernel=3, stride=2)
+        self.groupnorm = GroupNorm(c.width)
 
     def forward(self, samples: Tensor) -> Tensor:
         x = torch.tanh(self.conv1(samples.unsqueeze(1)))  # [samples / 64, width]
@@ -202,8 +202,16 @@ class Decoder(nn.Module):
     def __init__(self, c: Config, dtype: torch.dtype) -> None:
         super().__init__()
         self.embed_tokens = Embedding(c.vocabulary, c.width, dtype)
-        self.layers = nn.ModuleList(DecoderLayer(c) for _ in range(c.decoder_layers))
         self.norm = LayerNorm(c.width, bias=False)
+        self.layers = nn.ModuleList(DecoderLayer(c) for _ in range(c.decoder_layers))
+
+
+class Network(nn.Module):
+    """All modules with weights; paths in it are the canonical tensor names."""
+
+    def __init__(self, c: Config, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.encoder, self.decoder = Encoder(c), Decoder(c, dtype)
 
 
 class Head(nn.Module):
@@ -226,22 +234,18 @@ class Moonshine:
     # Trained on clips of up to 30 s. The stem needs 895 samples for one frame; half a second is what still makes words.
     window = Window(max_seconds=30.0, min_seconds=0.5)
 
-    def __init__(self, config: Config, checkpoint: Checkpoint, options: LoadOptions) -> None:
-        self.config = config
+    def __init__(self, checkpoint: Checkpoint, options: LoadOptions) -> None:
+        self.config, rename = read_layout(checkpoint)
         self.device = pick_device(options.device)
-        self.dtype = _pick_dtype(options.dtype, self.device)
+        self.dtype = pick_dtype(options.dtype, self.device)
         self.tokenizer: Tokenizer = load_tokenizer(checkpoint)
-        network = nn.Module()
-        network.encoder, network.decoder = Encoder(config), Decoder(config, self.dtype)
-        rename = gguf_name if checkpoint.format == "gguf" else hugging_face_name
+        network = Network(self.config, self.dtype)
         report = load_weights(network, checkpoint, rename, options, self.dtype, self.device)
-        self.encoder: Encoder = network.encoder
-        self.decoder: Decoder = network.decoder
+        self.encoder, self.decoder = network.encoder, network.decoder
         self.head = Head(self.decoder.norm, self.decoder.embed_tokens)
         self.engine = Scheduler(self.device, recycle=options.recycle)
-        self.rotations = rotation_table(config).to(self.device)
-        self.variant = _variant(checkpoint, config)
-        languages = tuple(checkpoint.metadata.get("general.languages") or ("en",))
+        self.rotations = rotation_table(self.config).to(self.device)
+        self.variant, languages = identify(checkpoint, self.config)
         self.capabilities = Capabilities(languages=languages)
         # The authors allow 6.5 tokens a second of English and 13 of other languages; a few more for short clips.
         self.tokens_per_second = 6.5 if languages == ("en",) else 13.0
@@ -326,8 +330,18 @@ def rotation_table(c: Config, positions: int = 2048) -> Tensor:
 
 def load(checkpoint: Checkpoint, options: LoadOptions) -> Moonshine:
     """Build the model a checkpoint holds. Raises `ModelError` for anything that is missing or unknown."""
-    reader = _gguf_config if checkpoint.format == "gguf" else _hugging_face_config
-    return Moonshine(reader(checkpoint), checkpoint, options)
+    return Moonshine(checkpoint, options)
+
+
+def identify(checkpoint: Checkpoint, c: Config) -> tuple[str, tuple[str, ...]]:
+    """The variant and its languages, as the file says or its folder: UsefulSensors/moonshine-tiny-ja is Japanese."""
+    variant = checkpoint.metadata.get("stt.variant")
+    if variant is None:
+        names = "/".join(checkpoint.files[0].path.resolve().parts[:-1])
+        found = re.findall(r"moonshine-(?:tiny|base)(?:-(?:ar|ja|ko|uk|vi|zh))?(?=/|$)", names)
+        variant = found[-1] if found else {288: "moonshine-tiny", 416: "moonshine-base"}.get(c.width, "moonshine")
+    ending = variant.rpartition("-")[2]
+    return variant, tuple(checkpoint.metadata.get("general.languages") or (ending if len(ending) == 2 else "en",))
 
 
 # Canonical names are Hugging Face's without "model."; the stem is a module of ours.
@@ -364,8 +378,18 @@ def hugging_face_name(name: str) -> str:
     return "model." + name.replace("encoder.stem.", "encoder.").replace(".memory.", ".")
 
 
+def read_layout(checkpoint: Checkpoint) -> tuple[Config, Callable[[str], str]]:
+    """The sizes, and what turns a canonical name into the checkpoint's: transcribe.cpp's or Hugging Face's.
+
+    Raises `ModelError` for what is missing or not supported.
+    """
+    if checkpoint.metadata.get("general.architecture") == "moonshine":
+        return _gguf_config(checkpoint), gguf_name
+    return _hugging_face_config(checkpoint), hugging_face_name
+
+
 def _gguf_config(checkpoint: Checkpoint) -> Config:
-    kv = _Required(checkpoint, checkpoint.metadata, "stt.moonshine.")
+    kv = Required(checkpoint, checkpoint.metadata, "stt.moonshine.")
     kv.expect("encoder.activation", "gelu")
     kv.expect("decoder.activation", "silu")
     kv.expect("decoder.tie_word_embeddings", True)
@@ -387,7 +411,7 @@ def _gguf_config(checkpoint: Checkpoint) -> Config:
 def _hugging_face_config(checkpoint: Checkpoint) -> Config:
     config = {**checkpoint.config, **checkpoint.config.get("rope_parameters", {})}  # nested since transformers 5
     config.setdefault("tie_word_embeddings", True)
-    kv = _Required(checkpoint, config, "")
+    kv = Required(checkpoint, config, "")
     kv.expect("encoder_hidden_act", "gelu")
     kv.expect("decoder_hidden_act", "silu")
     kv.expect("tie_word_embeddings", True)
@@ -404,31 +428,3 @@ def _hugging_face_config(checkpoint: Checkpoint) -> Config:
         start=kv["decoder_start_token_id"],
         end=kv["eos_token_id"],
     )
-
-
-class _Required:
-    """Configuration values that must be there."""
-
-    def __init__(self, checkpoint: Checkpoint, values: Mapping[str, Any], prefix: str) -> None:
-        self.path, self.values, self.prefix = checkpoint.path, values, prefix
-
-    def __getitem__(self, key: str) -> Any:
-        if self.prefix + key not in self.values:
-            raise ModelError(f"{self.path}: {self.prefix}{key} is missing from the model's configuration")
-        return self.values[self.prefix + key]
-
-    def expect(self, key: str, value: Any) -> None:
-        if self[key] != value:
-            raise ModelError(f"{self.path}: {self.prefix}{key} is {self[key]!r}; only {value!r} is supported")
-
-
-def _variant(checkpoint: Checkpoint, c: Config) -> str:
-    named = checkpoint.metadata.get("stt.variant")
-    return named or {288: "moonshine-tiny", 416: "moonshine-base"}.get(c.width, "moonshine")
-
-
-def _pick_dtype(name: str, device: torch.device) -> torch.dtype:
-    """float32 unless asked otherwise: a model this small gains nothing from less."""
-    if name == "float16" and device.type == "cpu":
-        raise UsageError("--dtype float16: slower on a processor than float32; use float32 or bfloat16")
-    return torch.float32 if name == "auto" else getattr(torch, name)

@@ -1,0 +1,1 @@
+"""What families share, once: blocks that a family composes."""
