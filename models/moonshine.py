@@ -334,11 +334,11 @@ def load(checkpoint: Checkpoint, options: LoadOptions) -> Moonshine:
 
 
 def identify(checkpoint: Checkpoint, c: Config) -> tuple[str, tuple[str, ...]]:
-    """The variant and its languages, as the file says or its folder: UsefulSensors/moonshine-tiny-ja is Japanese."""
+    """The variant and its languages, as the file says or else its path: moonshine-tiny-ja is Japanese."""
     variant = checkpoint.metadata.get("stt.variant")
     if variant is None:
-        names = "/".join(checkpoint.files[0].path.resolve().parts[:-1])
-        found = re.findall(r"moonshine-(?:tiny|base)(?:-(?:ar|ja|ko|uk|vi|zh))?(?=/|$)", names)
+        path = str(checkpoint.files[0].path.resolve())
+        found = re.findall(r"moonshine-(?:tiny|base)(?:-(?:ar|ja|ko|uk|vi|zh)(?![a-z]))?", path)
         variant = found[-1] if found else {288: "moonshine-tiny", 416: "moonshine-base"}.get(c.width, "moonshine")
     ending = variant.rpartition("-")[2]
     return variant, tuple(checkpoint.metadata.get("general.languages") or (ending if len(ending) == 2 else "en",))

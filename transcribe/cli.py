@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperGroup
 
 from . import __version__
-from .console import Console, OutputError, ReaderGoneError, discard_stdout, explain, prepare_streams
+from .console import Console, Interrupts, OutputError, ReaderGoneError, discard_stdout, explain, prepare_streams
 from .errors import TranscribeError, UsageError
 from .options import Device, DType, LoadOptions, Request, Task, Timestamps
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130
 Format = Literal["txt", "srt", "vtt", "tsv", "json", "jsonl", "all"]
+WeightType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"]  # those of convert/presets.py
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
 BadArguments: Any = typer.BadParameter.__mro__[1]  # the class of all that typer raises while parsing
 
@@ -126,8 +127,9 @@ def transcribe(
     With --output-dir, each goes to files; what is there and newer is skipped.
 
     \b
-    Also: transcribe inspect MODEL   describe a model file
-          transcribe models          list what can be run
+    Also: transcribe inspect MODEL      describe a model file
+          transcribe convert SRC DST    write it as GGUF, in another type
+          transcribe models             list what can be run
 
     \b
     Exit codes: 0 done, 1 a file failed or is partial, 2 usage, 3 model,
@@ -160,9 +162,10 @@ def _load(model: str | None, options: LoadOptions, request: Request, console: Co
 
     path = hub.resolve(model)
     with console.busy(f"loading {path}"):
+        from .models import family_of
         from .weights import open_checkpoint
 
-        open_checkpoint(path)  # says what is wrong with a file before torch is imported
+        family_of(open_checkpoint(path))  # says what is wrong with a file before torch is imported
         from .pipeline import Transcriber
 
         transcriber = Transcriber.load(str(path), options)
@@ -187,6 +190,34 @@ def inspect(
 
     report = describe(hub.resolve(model), seconds)
     Console().output(json.dumps(report, ensure_ascii=False, indent=2) + "\n" if as_json else as_text(report))
+    return 0
+
+
+@app.command(context_settings={"token_normalize_func": str})  # q8_0 is no option
+def convert(
+    source: Annotated[str, typer.Argument(metavar="SRC", help="A model file, folder or name.")],
+    destination: Annotated[Path, typer.Argument(metavar="DST.gguf", help="The file to write.")],
+    weight_type: Annotated[
+        WeightType, typer.Option("--type", "-t", case_sensitive=False, help="What matrices are stored as.")
+    ],
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it is there.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only errors on stderr.")] = False,
+    debug: Debug = False,
+) -> int:
+    """Write any model that can be run as one GGUF file, which transcribe.cpp reads too.
+
+    Norms, biases and convolutions keep 16 or 32 bits.
+    """
+    from . import hub
+    from .convert import check_destination
+    from .convert import convert as write
+
+    check_destination(destination, overwrite)
+    console = Console(quiet)
+    with Interrupts(), console.busy(f"writing {destination}"):
+        written = write(hub.resolve(source), destination, weight_type, overwrite)
+    types = ", ".join(f"{count} {name}" for name, count in written.types.items())
+    console.inform(f"{destination}: {written.nbytes / 2**20:.1f} MiB, {sum(written.types.values())} tensors ({types})")
     return 0
 
 

@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import os
 import re
-import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from .errors import ModelError
+
+if TYPE_CHECKING:
+    from .models.moonshine import Config
+    from .weights.write import Entry
 
 PACKAGE = "moonshine-voice==0.0.49"
 INSTALL = "install it with: pip install 'transcribe[default-model]', or name another model with --model"
@@ -29,43 +32,8 @@ SHA256 = {
     "tokenizer.bin": "6884b35fd6377d4c4d32336a0bc152f36b64d1e45b6503683cdc238250a8472d",
 }
 
-HIDDEN, LAYERS, HEADS, FFN, VOCABULARY, POSITIONS = 288, 6, 8, 1152, 32768, 194
 UNKNOWN, BOS, EOS, FIRST_BYTE, FIRST_PIECE, FIRST_ADDED = 0, 1, 2, 3, 259, 32000
 Q8_0_BLOCK, Q8_0_MAX = 32, 127
-
-# Names in the file and in transformers, in the order transcribe.cpp's converter writes them: q, k and v of an
-# attention lie end to end.
-ENCODER = {
-    "enc.conv.0.weight": "conv1.weight",
-    "enc.conv.1.weight": "conv2.weight",
-    "enc.conv.1.bias": "conv2.bias",
-    "enc.conv.2.weight": "conv3.weight",
-    "enc.conv.2.bias": "conv3.bias",
-    "enc.conv.norm.weight": "groupnorm.weight",
-    "enc.conv.norm.bias": "groupnorm.bias",
-    "enc.final_norm.weight": "layer_norm.weight",
-}
-MLP = {
-    "ffn.fc1.weight": "mlp.fc1.weight",
-    "ffn.fc1.bias": "mlp.fc1.bias",
-    "ffn.fc2.weight": "mlp.fc2.weight",
-    "ffn.fc2.bias": "mlp.fc2.bias",
-}
-ENCODER_LAYER = {
-    "norm_attn.weight": "input_layernorm.weight",
-    **{f"attn.{part}.weight": f"self_attn.{part[0]}_proj.weight" for part in ("q", "k", "v", "out")},
-    "norm_ffn.weight": "post_attention_layernorm.weight",
-    **MLP,
-}
-DECODER = {"dec.token_embd.weight": "embed_tokens.weight", "dec.final_norm.weight": "norm.weight"}
-DECODER_LAYER = {
-    "norm_self.weight": "input_layernorm.weight",
-    **{f"self_attn.{part}.weight": f"self_attn.{part[0]}_proj.weight" for part in ("q", "k", "v", "out")},
-    "norm_cross.weight": "post_attention_layernorm.weight",
-    **{f"cross_attn.{part}.weight": f"encoder_attn.{part[0]}_proj.weight" for part in ("q", "k", "v", "out")},
-    "norm_ffn.weight": "final_layernorm.weight",
-    **MLP,
-}
 
 
 class Affine(NamedTuple):
@@ -85,19 +53,13 @@ def build(destination: Path) -> Path:
     The file appears under its name only when it is whole. Raises ModelError when the package or its reader is
     not installed, or when a file of the package is not the one this conversion was checked with.
     """
+    from .weights.write import write_gguf
+
     files = read_assets(assets_directory())
     weights = read_weights(files)
     tokens = read_tokens(files["tokenizer.bin"])
     destination.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(prefix=destination.name, suffix=".part", dir=destination.parent)
-    os.close(handle)
-    try:
-        write_gguf(Path(temporary), weights, tokens)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, destination)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    write_gguf(destination, keys(tokens), list(entries(weights)))
     return destination
 
 
@@ -222,25 +184,40 @@ def pack_q8_0(matrix: Affine) -> np.ndarray:
     return blocks.reshape(rows, -1)
 
 
-def tensors(weights: dict[str, np.ndarray | Affine]) -> Iterator[tuple[str, np.ndarray | Affine]]:
-    """The weights under their names in the GGUF file, in its order."""
-    for top, layer, ours, theirs in (
-        (ENCODER, ENCODER_LAYER, "enc.blocks", "model.encoder"),
-        (DECODER, DECODER_LAYER, "dec.blocks", "model.decoder"),
-    ):
-        for name, source in top.items():
-            yield name, weights[f"{theirs}.{source}"]
-        for i in range(LAYERS):
-            for name, source in layer.items():
-                yield f"{ours}.{i}.{name}", weights[f"{theirs}.layers.{i}.{source}"]
+def config() -> Config:
+    """The sizes of Moonshine tiny."""
+    from .models.moonshine import Config
+
+    return Config(width=288, heads=8, encoder_layers=6, decoder_layers=6, ffn=1152, vocabulary=32768, positions=194,
+                  rotary_share=0.9, rope_theta=10000.0, start=BOS, end=EOS)
 
 
-def write_gguf(path: Path, weights: dict[str, np.ndarray | Affine], tokens: list[str]) -> None:
-    """Write the keys and tensors that transcribe.cpp's loader reads for the architecture "moonshine"."""
-    from gguf import GGMLQuantizationType, GGUFWriter, LlamaFileType, TokenType
+def entries(weights: dict[str, np.ndarray | Affine]) -> Iterator[Entry]:
+    """The weights as the GGUF file has them, in its order: matrices Q8_0, everything else float32."""
+    from gguf import GGMLQuantizationType
 
-    writer = GGUFWriter(path, "moonshine")
-    _add_keys(writer, {
+    from .models.export.moonshine import tensor_names
+    from .weights.write import Entry
+
+    for name, source in tensor_names(config()).items():
+        value = weights[source]
+        if isinstance(value, Affine):
+            yield Entry(name, value.steps.shape, GGMLQuantizationType.Q8_0, partial(_packed, value))
+        else:
+            yield Entry(name, value.shape, GGMLQuantizationType.F32, partial(iter, [value]))
+
+
+def _packed(value: Affine) -> Iterator[np.ndarray]:
+    yield pack_q8_0(value)
+
+
+def keys(tokens: list[str]) -> dict[str, Any]:
+    """The metadata of the file, as transcribe.cpp's loader reads it."""
+    from gguf import LlamaFileType, TokenType
+
+    from .models.export import moonshine
+
+    general = {
         "general.name": "Moonshine Tiny",
         "general.basename": "moonshine",
         "general.size_label": "27M",
@@ -254,10 +231,15 @@ def write_gguf(path: Path, weights: dict[str, np.ndarray | Affine], tokens: list
         "general.description": f"Moonshine v1 tiny, English, converted from the weights in {PACKAGE}",
         "general.file_type": int(LlamaFileType.MOSTLY_Q8_0),
         "general.languages": ["en"],
-        "stt.variant": "moonshine-tiny",
-        "stt.capability.lang_detect": False,
-        "stt.capability.translate": False,
-        "stt.capability.timestamps": False,
+    }
+    types = [
+        TokenType.UNKNOWN if i == UNKNOWN
+        else TokenType.CONTROL if i < FIRST_BYTE or i >= FIRST_ADDED
+        else TokenType.BYTE if i < FIRST_PIECE
+        else TokenType.NORMAL
+        for i in range(len(tokens))
+    ]  # fmt: skip
+    tokenizer = {
         "tokenizer.ggml.model": "bpe",
         "tokenizer.ggml.pre": "default",
         "tokenizer.ggml.byte_fallback": True,
@@ -266,61 +248,7 @@ def write_gguf(path: Path, weights: dict[str, np.ndarray | Affine], tokens: list
         "tokenizer.ggml.eos_token_id": EOS,
         "tokenizer.ggml.padding_token_id": EOS,
         "tokenizer.ggml.add_bos_token": True,
-        **_dimensions("encoder", activation="gelu"),
-        **_dimensions("decoder", activation="silu"),
-        "stt.moonshine.decoder.vocab_size": VOCABULARY,
-        "stt.moonshine.decoder.max_position_embeddings": POSITIONS,
-        "stt.moonshine.decoder.tie_word_embeddings": True,
-        "stt.moonshine.partial_rotary_factor": 0.9,
-        "stt.moonshine.rope_theta": 10000.0,
-        "stt.moonshine.attention_bias": False,
-        "stt.moonshine.pad_head_dim_to_multiple_of": 8,
-        "stt.moonshine.conv_stem.channels": [HIDDEN, 2 * HIDDEN, HIDDEN],
-        "stt.moonshine.conv_stem.kernel_sizes": [127, 7, 3],
-        "stt.moonshine.conv_stem.strides": [64, 3, 2],
-        "stt.moonshine.conv_stem.groupnorm_num_groups": 1,
-        "stt.moonshine.conv_stem.groupnorm_eps": 1e-5,
-        "stt.moonshine.decoder_start_token_id": BOS,
-        "stt.moonshine.bos_token_id": BOS,
-        "stt.moonshine.eos_token_id": EOS,
-        "stt.moonshine.pad_token_id": EOS,
-        "stt.frontend.type": "raw",
-        "stt.frontend.sample_rate": 16000,
-        "stt.frontend.num_mels": 1,
-        # Long arrays come last, so that the short keys can be read without them.
         "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.token_type": [
-            int(
-                TokenType.UNKNOWN if i == UNKNOWN
-                else TokenType.CONTROL if i < FIRST_BYTE or i >= FIRST_ADDED
-                else TokenType.BYTE if i < FIRST_PIECE
-                else TokenType.NORMAL
-            )
-            for i in range(len(tokens))
-        ],
-    })
-    for name, value in tensors(weights):
-        if isinstance(value, Affine):
-            writer.add_tensor(name, pack_q8_0(value), raw_dtype=GGMLQuantizationType.Q8_0)
-        else:
-            writer.add_tensor(name, value)
-    try:
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-    finally:
-        writer.close()
-
-
-def _dimensions(side: str, activation: str) -> dict[str, Any]:
-    keys = {"n_layers": LAYERS, "d_model": HIDDEN, "n_heads": HEADS, "n_kv_heads": HEADS, "ffn_dim": FFN,
-            "activation": activation}
-    return {f"stt.moonshine.{side}.{key}": value for key, value in keys.items()}
-
-
-def _add_keys(writer: Any, keys: dict[str, Any]) -> None:
-    """Add each key with the GGUF type of its Python value: int is uint32, float is float32."""
-    add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string,
-           list: writer.add_array}
-    for key, value in keys.items():
-        add[type(value)](key, value)
+        "tokenizer.ggml.token_type": [int(type) for type in types],
+    }
+    return moonshine.keys(config(), general, "moonshine-tiny", tokenizer, head_multiple=8)

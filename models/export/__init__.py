@@ -1,0 +1,51 @@
+"""Each family as transcribe.cpp's converter writes it: keys, tensor names and their order. One module a family."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from .. import family_of
+from ..loading import canonical_shapes
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import nn
+
+    from transcribe.weights import Checkpoint
+
+
+@dataclass(frozen=True)
+class Export:
+    """A checkpoint in the dialect.
+
+    keys: metadata as Python values, `general.architecture` among them; see `transcribe.weights.write`.
+    tensors: by name in the file and in its order: the name in the checkpoint, or float32 values the checkpoint lacks.
+    """
+
+    keys: dict[str, Any]
+    tensors: dict[str, str | np.ndarray]
+
+
+def export(checkpoint: Checkpoint) -> Export:
+    """Raises `ModelError` for a family we do not know, and for what is missing from the checkpoint."""
+    return import_module(f"{__name__}.{family_of(checkpoint)}").export(checkpoint)
+
+
+def named(
+    network: nn.Module, checkpoint: Checkpoint, written: Callable[[str], str], stored: Callable[[str], str]
+) -> dict[str, str]:
+    """The tensors of a network by name in the dialect, after checking that the checkpoint has them.
+
+    The order is that of the modules: what the engine joins without a copy (q, k and v; gate and up) lies end to end.
+    """
+    shapes = canonical_shapes(network)
+    checkpoint.require({stored(name): shape for name, shape in shapes.items()})
+    return {written(name): stored(name) for name in shapes}
+
+
+def kept_keys(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a file that is in the dialect already, but for those about how that file is laid out."""
+    return {key: metadata[key] for key in metadata if key != "general.alignment" and not key.startswith("split.")}

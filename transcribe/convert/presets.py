@@ -1,0 +1,77 @@
+"""Which type each tensor of a converted file gets, as transcribe.cpp's quantiser decides it, by its name.
+
+A preset names the type of matrices. What is small and must be exact stays float32, and transcribe.cpp's loader takes
+convolutions in float32 or float16 only.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, LlamaFileType
+
+from transcribe.errors import UsageError
+
+T = GGMLQuantizationType
+Kind = Literal["matrix", "pointwise", "convolution", "exact"]
+
+EXACT = re.compile(
+    r"""
+    \.bias$ | norm_.*\.weight$ | _norms?\.(\d+\.)?weight$ | \.(conv\.norm|embed\.norm|norm[123]|ln_pre|ln_post)\.weight$
+    | \.bn\. | conv_bn\. | \.running_(mean|var)$ | \.pos_bias_[uv]$ | \.pos_enc$ | ^frontend\.
+    | ^(enc|dec)\.pos_emb\.weight$ | ^dec\.norm\.weight$ | ^enc\.embed\.weight$ | ^enc\.embedder\.comp\.log_k$
+    | ^dec\.time_embed\.inv_freq$ | ^prj\.(query|window_positions)$
+    """,
+    re.VERBOSE,
+)
+POINTWISE = re.compile(r"enc\.blocks\..*\.conv[._]pointwise[12]\.weight$")
+CONVOLUTION = re.compile(r"\.conv\..*weight$ | \.conv_depthwise\.weight$ | \.attn\.fsmn\.weight$", re.VERBOSE)
+
+
+@dataclass(frozen=True)
+class Preset:
+    """The type of each kind of tensor, and what `general.file_type` calls the whole."""
+
+    file_type: LlamaFileType
+    matrix: T
+    pointwise: T = T.F16
+    convolution: T = T.F32
+    exact: T = T.F32
+
+    def type_of(self, name: str, shape: tuple[int, ...]) -> T:
+        """The type of a tensor in the file; float16 where a row is no whole number of blocks."""
+        type: T = getattr(self, kind_of(name))
+        block, _ = GGML_QUANT_SIZES[type]
+        return type if shape and shape[-1] % block == 0 else T.F16 if block > 1 else type
+
+
+PRESETS = {
+    "f32": Preset(LlamaFileType.ALL_F32, T.F32, pointwise=T.F32),
+    "f16": Preset(LlamaFileType.MOSTLY_F16, T.F16),
+    "bf16": Preset(LlamaFileType.MOSTLY_BF16, T.BF16, convolution=T.F16),
+    "q8_0": Preset(LlamaFileType.MOSTLY_Q8_0, T.Q8_0),
+    "q5_1": Preset(LlamaFileType.MOSTLY_Q5_1, T.Q5_1),
+    "q5_0": Preset(LlamaFileType.MOSTLY_Q5_0, T.Q5_0),
+    "q4_1": Preset(LlamaFileType.MOSTLY_Q4_1, T.Q4_1),
+    "q4_0": Preset(LlamaFileType.MOSTLY_Q4_0, T.Q4_0),
+}
+
+
+def kind_of(name: str) -> Kind:
+    """What a tensor is, by its name in transcribe.cpp's dialect."""
+    if name == "dec.token_embd.weight":
+        return "matrix"
+    if EXACT.search(name):
+        return "exact"
+    if POINTWISE.search(name):
+        return "pointwise"
+    return "convolution" if CONVOLUTION.search(name) else "matrix"
+
+
+def preset(type: str) -> Preset:
+    """The preset of this name. Raises `UsageError` that lists them."""
+    if type.lower() not in PRESETS:
+        raise UsageError(f"--type {type}: there is no such type; there are {', '.join(PRESETS)}")
+    return PRESETS[type.lower()]
