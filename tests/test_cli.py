@@ -57,7 +57,7 @@ def fake(tmp_path, monkeypatch):
     module.Transcriber = Transcriber
     monkeypatch.setitem(sys.modules, "transcribe.pipeline", module)
     weights = ModuleType("transcribe.weights")
-    weights.open_checkpoint = lambda path: None
+    weights.open_checkpoint = lambda path: SimpleNamespace(architecture="moonshine")
     monkeypatch.setitem(sys.modules, "transcribe.weights", weights)
     return Transcriber
 
@@ -256,7 +256,7 @@ class Transcriber:
 sys.modules["transcribe.pipeline"] = pipeline = types.ModuleType("transcribe.pipeline")
 pipeline.Transcriber = Transcriber
 sys.modules["transcribe.weights"] = weights = types.ModuleType("transcribe.weights")
-weights.open_checkpoint = lambda path: None
+weights.open_checkpoint = lambda path: types.SimpleNamespace(architecture="moonshine")
 from transcribe.cli import main
 sys.exit(main(["--model", ".", *sys.argv[1:]]))
 """
@@ -339,6 +339,26 @@ def test_the_command_line_imports_nothing_heavy():
     code = f"import sys, transcribe.cli, transcribe.__main__; print([m for m in {heavy} if m in sys.modules])"
     code = code.replace("transcribe.__main__", "transcribe.batch, transcribe.hub, transcribe.writers")
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
+
+
+def test_the_usage_line_has_single_spaces(capsys):
+    assert cli.main(["--help"]) == 0
+    assert capsys.readouterr().out.startswith("Usage: transcribe [OPTIONS] {AUDIO")
+
+
+def test_a_family_we_do_not_know_is_refused_before_torch_is_there(tmp_path):
+    import gguf
+
+    writer = gguf.GGUFWriter(tmp_path / "llama.gguf", "llama")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    (tmp_path / "a.wav").write_bytes(b"x")
+    code = "import sys; from transcribe import cli; print(cli.main(sys.argv[1:]), 'torch' in sys.modules)"
+    command = [sys.executable, "-c", code, "a.wav", "-m", "llama.gguf"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.stdout == "3 False\n"
+    assert "llama.gguf: architecture 'llama'; supported families: moonshine" in done.stderr
 
 
 def test_it_runs_as_a_module():

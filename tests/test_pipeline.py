@@ -284,6 +284,13 @@ def test_what_the_model_cannot_do_is_refused(asked, what):
         Transcriber(FakeModel()).check(Request(**asked))
 
 
+def test_errors_name_the_family_once():
+    model = FakeModel()
+    model.family, model.variant = "fake_asr", "fake-asr-0.6b"
+    with pytest.raises(UsageError, match=r"^fake-asr-0\.6b takes no prompt"):
+        Transcriber(model).check(Request(prompt="Ada"))
+
+
 def test_a_language_may_be_named_in_several_ways():
     transcriber = Transcriber(FakeModel())
     for name in ("en", "EN", "English", "en-GB", "en_US", None, "auto"):

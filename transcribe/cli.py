@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from . import __version__
 from .console import Console, Interrupts, OutputError, ReaderGoneError, discard_stdout, explain, prepare_streams
@@ -44,6 +44,13 @@ class DefaultCommand(TyperGroup):
         return (None if command is not None and command.hidden else name), command, rest
 
 
+class UnnamedCommand(TyperCommand):
+    """A command whose usage has no second word, nor the space before it."""
+
+    def format_usage(self, ctx: Any, formatter: Any) -> None:
+        formatter.write_usage(ctx.command_path.rstrip(), " ".join(self.collect_usage_pieces(ctx)))
+
+
 app = typer.Typer(
     cls=DefaultCommand,
     add_completion=False,
@@ -69,7 +76,7 @@ def parse_size(text: str) -> int:
     return size
 
 
-@app.command(hidden=True)
+@app.command(hidden=True, cls=UnnamedCommand)
 def transcribe(
     inputs: Annotated[list[str], typer.Argument(metavar="AUDIO|DIR|-", help="Recordings, folders, - for stdin.")],
     model: Annotated[

@@ -57,7 +57,7 @@ class Transcriber:
 
     def check(self, request: Request) -> Request:
         """The request with its language as a code. Raises `UsageError` for what this model cannot do."""
-        can, model = self.model.capabilities, f"{self.model.family} {self.model.variant}".strip()
+        can, model = self.model.capabilities, _model_name(self.model)
         language = _language(request.language, self.model, model)
         if request.task not in can.tasks:
             raise UsageError(f"{model} cannot {request.task}; it can {' or '.join(can.tasks)}")
@@ -222,6 +222,12 @@ class _Recording:
         }
 
 
+def _model_name(model: Model) -> str:
+    """What errors call it: the variant, led by the family where it does not begin with that."""
+    family, variant = model.family, model.variant
+    return variant if variant.replace("-", "_").startswith(family) else f"{family} {variant}"
+
+
 def _language(wanted: str | None, model: Model, name: str) -> str | None:
     """The code for a request's language; None where the model is to choose."""
     can = model.capabilities
@@ -251,7 +257,7 @@ def _fitting_window(model: Model, memory_limit: int | None) -> float:
     least = model.peak_bytes(shortest)
     if least > memory_limit:
         raise UsageError(
-            f"a memory limit of {memory_limit / 2**20:.0f} MiB is too small: {model.family} {model.variant} "
+            f"a memory limit of {memory_limit / 2**20:.0f} MiB is too small: {_model_name(model)} "
             f"needs {least / 2**20:.0f} MiB for {shortest:.0f} s of audio at a time"
         )
     fits, fails = shortest, longest

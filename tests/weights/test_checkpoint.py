@@ -126,7 +126,7 @@ WRONG = {
     "tar": (tar_of("model_weights.ckpt"), "a tar archive"),
     "text": ("Ceci n'est pas un modèle.\n".encode(), "a text file"),
     "json": (b'{"model_type": "whisper"}', "a JSON file"),
-    "wav": (b"RIFF\x24\0\0\0WAVEfmt ", "a recording, not a model"),
+    "wav": (b"RIFF\x24\0\0\0WAVEfmt ", "a recording; give it as the input"),
     "zeros": (bytes(5000), "a file of zeros"),
     "noise": (bytes(range(256)) * 9, "a file of an unknown kind"),
 }
