@@ -41,7 +41,8 @@ def load_weights(
         if isinstance(module, FusedLinear):
             parent = path.rpartition(".")[0]
             parts = [fetch(f"{parent}.{part}.weight") for part in module.parts]
-            fused = fuse_rows(*parts, block=parent, kind=module.kind, alias=options.alias, report=report)
+            fused = fuse_rows(*parts, block=parent, kind=module.kind, alias=options.alias, copy=module.copies,
+                              report=report)
             module.weight = tuple(w.to(device) for w in fused) if isinstance(fused, tuple) else fused.to(device)
             if module.has_bias:
                 biases = [_dense(fetch(f"{parent}.{part}.bias"), dtype) for part in module.parts]
@@ -71,8 +72,8 @@ def _shapes(path: str, module: Weighted) -> list[tuple[str, tuple[int, ...]]]:
     parent = path.rpartition(".")[0]
     return [
         (f"{parent}.{part}.{name}", (rows, *shape[1:]))
-        for part, rows in module.parts.items()
         for name, shape in module.shapes().items()
+        for part, rows in module.parts.items()
     ]
 
 

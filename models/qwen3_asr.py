@@ -1,19 +1,52 @@
-"""Qwen3-ASR, 0.6B and 1.7B."""
+"""Qwen3-ASR, 0.6B and 1.7B (Shi et al. 2026, "Qwen3-ASR Technical Report").
+
+An audio encoder whose rows take the place of `<|audio_pad|>` in the prompt of a Qwen3 language model. The encoder sees
+a log-mel spectrogram in chunks of 1 s: three strided convolutions make 13 rows of each, with sinusoids that restart
+every chunk; rows attend to each other within windows of 8 chunks (`n_window_infer`), as transformers computes it with
+every kind of attention, so windows are encoded one at a time. (audio.cpp has the same windows; transcribe.cpp attends
+over the whole clip, which differs from 8 s on.)
+
+Read from the authors' safetensors, transformers 5's, transcribe.cpp's GGUF and audio.cpp's GGUF.
+"""
 
 from __future__ import annotations
 
+import math
 import re
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from transcribe.errors import ModelError
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from transcribe.engine import Scheduler, generate
+from transcribe.engine.decoding import Sampler
+from transcribe.engine.functional import attention
+from transcribe.engine.modules import Conv2d, LayerNorm, Linear
+from transcribe.errors import ModelError, UsageError
+from transcribe.text.languages import language_code, language_name
+from transcribe.text.tokenizer import load_tokenizer
 
 from .blocks import causal_lm
-from .loading import Required
+from .blocks.causal_lm import LanguageModel
+from .blocks.log_mel import LogMel
+from .family import Capabilities, Decoded, Window
+from .loading import Required, load_weights, pick_device, pick_dtype
 
 if TYPE_CHECKING:
+    from transcribe.options import LoadOptions, Request
+    from transcribe.text.tokenizer import Tokenizer
     from transcribe.weights import Checkpoint
+
+RATE = 16_000
+SHORTEST = 8_000  # samples: the authors pad shorter clips to half a second
+LANGUAGES = (
+    "zh", "en", "yue", "ar", "de", "fr", "es", "pt", "id", "it", "ko", "ru", "th", "vi", "ja",
+    "tr", "hi", "ms", "nl", "sv", "da", "fi", "pl", "cs", "fil", "fa", "el", "ro", "hu", "mk",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -30,7 +63,11 @@ class AudioConfig:
     chunk: int
     """The convolutions see this much at a time: 1 s."""
     window: int
-    """Frames attend to each other within this much: 8 s."""
+    """Rows attend to each other within this much: 8 s."""
+
+    def rows(self, frames: int) -> int:
+        """What the convolutions make of so many frames of one chunk."""
+        return math.ceil(frames / 8)
 
 
 @dataclass(frozen=True)
@@ -39,6 +76,286 @@ class Config:
 
     audio: AudioConfig
     text: causal_lm.Config
+
+
+class AudioAttention(nn.Module):
+    """Self-attention over the rows of a window. The file has a bias between q, k and v, so they are not one product."""
+
+    def __init__(self, c: AudioConfig) -> None:
+        super().__init__()
+        self.heads = c.heads
+        self.q_proj, self.k_proj, self.v_proj = (Linear(c.width, c.width) for _ in range(3))
+        self.out_proj = Linear(c.width, c.width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (proj(x).unflatten(-1, (self.heads, -1)) for proj in (self.q_proj, self.k_proj, self.v_proj))
+        return self.out_proj(attention(q, k, v))
+
+
+class AudioLayer(nn.Module):
+    """Pre-norm attention and MLP."""
+
+    def __init__(self, c: AudioConfig) -> None:
+        super().__init__()
+        self.self_attn_layer_norm = LayerNorm(c.width)
+        self.self_attn = AudioAttention(c)
+        self.final_layer_norm = LayerNorm(c.width)
+        self.fc1 = Linear(c.width, c.ffn)
+        self.fc2 = Linear(c.ffn, c.width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.self_attn(self.self_attn_layer_norm(x))
+        return x + self.fc2(F.gelu(self.fc1(self.final_layer_norm(x))))
+
+
+class AudioTower(nn.Module):
+    """The modules of the encoder; what runs are its layers, `Stem` and `Projector`."""
+
+    def __init__(self, c: AudioConfig) -> None:
+        super().__init__()
+        self.conv2d1 = Conv2d(1, c.channels)
+        self.conv2d2 = Conv2d(c.channels, c.channels)
+        self.conv2d3 = Conv2d(c.channels, c.channels)
+        self.conv_out = Linear(c.channels * c.rows(c.mels), c.width, bias=False)
+        self.layers = nn.ModuleList(AudioLayer(c) for _ in range(c.layers))
+        self.ln_post = LayerNorm(c.width)
+
+
+class MultiModalProjector(nn.Module):
+    """The names of the projector's weights."""
+
+    def __init__(self, audio: AudioConfig, text: causal_lm.Config) -> None:
+        super().__init__()
+        self.linear_1 = Linear(audio.width, audio.width)
+        self.linear_2 = Linear(audio.width, text.width)
+
+
+class Stem(nn.Module):
+    """One chunk, [100, mels], and its positions [13, width] to rows [13, width].
+
+    Chunk by chunk: the first convolution makes 6 MB of a second in float32, and batches were no faster.
+    """
+
+    def __init__(self, tower: AudioTower) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList([tower.conv2d1, tower.conv2d2, tower.conv2d3])
+        self.out = tower.conv_out
+
+    def forward(self, mel: Tensor, positions: Tensor) -> Tensor:
+        x = mel.transpose(0, 1).unsqueeze(0)  # [1, mels, frames]
+        for conv in self.convs:
+            x = F.gelu(conv(x))
+        x = x.transpose(0, 2).transpose(1, 2).contiguous()  # [rows, channels, mels / 8]
+        return self.out(x.flatten(1)) + positions
+
+
+class Projector(nn.Module):
+    """The encoder's rows [time, audio width] to the language model's [time, text width]."""
+
+    def __init__(self, tower: AudioTower, projector: MultiModalProjector) -> None:
+        super().__init__()
+        self.norm, self.linear_1, self.linear_2 = tower.ln_post, projector.linear_1, projector.linear_2
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear_2(F.gelu(self.linear_1(self.norm(x))))
+
+
+class Network(nn.Module):
+    """Every module with weights, under its canonical name."""
+
+    def __init__(self, c: Config, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.audio_tower = AudioTower(c.audio)
+        self.multi_modal_projector = MultiModalProjector(c.audio, c.text)
+        self.language_model = causal_lm.Decoder(c.text, dtype)
+        if not c.text.tied:
+            self.lm_head = Linear(c.text.width, c.text.vocabulary, bias=False)
+
+
+class Qwen3ASR:
+    """A loaded Qwen3-ASR."""
+
+    family = "qwen3_asr"
+    # The model takes minutes, but rows attend within 8 s only, keys and values take 2.9 MiB a second in float32, and a
+    # language model that loses the thread loses it for the whole window. Half a minute holds some sentences.
+    window = Window(max_seconds=30.0, min_seconds=SHORTEST / RATE)
+    capabilities = Capabilities(LANGUAGES, detects_language=True, prompt=True, temperature=True)
+
+    def __init__(self, checkpoint: Checkpoint, options: LoadOptions) -> None:
+        self.config, rename = read_layout(checkpoint)
+        c = self.config
+        self.device = pick_device(options.device)
+        self.dtype = pick_dtype(options.dtype, self.device)
+        self.prompts = Prompts(load_tokenizer(checkpoint), checkpoint)
+        network = Network(c, self.dtype)
+        report = load_weights(network, checkpoint, rename, options, self.dtype, self.device)
+        self.front_end = LogMel.of(checkpoint, c.audio.mels, self.device)
+        self.stem, self.layers = Stem(network.audio_tower), network.audio_tower.layers
+        self.projector = Projector(network.audio_tower, network.multi_modal_projector)
+        self.positions = sinusoids(c.audio.rows(c.audio.chunk), c.audio.width).to(self.device, self.dtype)
+        decoder = network.language_model
+        head = causal_lm.Head.tied(decoder) if c.text.tied else causal_lm.Head(decoder.norm, network.lm_head)
+        self.engine = Scheduler(self.device, recycle=options.recycle)
+        self.language_model = LanguageModel(self.engine, c.text, decoder, head, self.dtype)
+        self.variant = variant_of(checkpoint, c)
+        self.notes = [*report.lines(), f"{self.variant}: {str(self.dtype).removeprefix('torch.')} on {self.device}"]
+
+    def encode(self, samples: Tensor) -> Tensor:
+        """Waveform, float32 [samples] at 16 kHz -> rows for the language model, 13 a second: [time, text width]."""
+        c = self.config.audio
+        features = self.engine(self.front_end, samples)
+        rows = [self._encode_window(features[i : i + c.window]) for i in range(0, len(features), c.window)]
+        return torch.cat(rows) if len(rows) > 1 else rows[0]
+
+    def _encode_window(self, features: Tensor) -> Tensor:
+        c = self.config.audio
+        full, rest = divmod(len(features), c.chunk)
+        x = self.engine.empty((full * c.rows(c.chunk) + c.rows(rest), c.width), self.dtype)
+        at = 0
+        for start in range(0, len(features), c.chunk):
+            chunk = features[start : start + c.chunk].to(self.dtype)
+            made = c.rows(len(chunk))
+            chunk = F.pad(chunk, (0, 0, 0, c.chunk - len(chunk)))  # not silence but zeros, as in training
+            x[at : at + made] = self.engine(self.stem, chunk, self.positions)[:made]
+            at += made
+        for layer in self.layers:
+            x = self.engine(layer, x)
+        return self.engine(self.projector, x)
+
+    def rows(self, samples: Tensor, prompt: Prompt) -> Tensor:
+        """The whole prompt as the language model takes it: text, audio, text."""
+        audio = self.encode(F.pad(samples, (0, max(0, SHORTEST - len(samples)))))
+        before, after = self.language_model.embed(prompt.before), self.language_model.embed(prompt.after)
+        return torch.cat([before, audio, after])
+
+    def budget(self, seconds: float) -> int:
+        """Tokens that this much speech can need. Scripts with a token a letter take a dozen a second."""
+        return int(16 * seconds) + 32
+
+    @torch.inference_mode()
+    def transcribe(self, samples: Tensor, request: Request) -> Decoded:
+        """One window: float32 [n] at 16 kHz. Raises `UsageError` for a prompt that does not fit."""
+        self.engine.begin()
+        began = time.perf_counter()
+        prompt = self.prompts.make(request.prompt, request.language)
+        rows = self.rows(samples.to(self.device), prompt)
+        encoded = time.perf_counter()
+        budget = request.max_tokens or self.budget(len(samples) / RATE)
+        self._check_length(len(rows), budget)
+        cache = self.language_model.new_cache(len(rows) + budget)
+        cache.reserve(len(rows))
+        logits = self.language_model.logits(rows, cache)
+        prefilled = time.perf_counter()
+        stats = {"encode_s": encoded - began, "prefill_s": prefilled - encoded, "prefill_tokens": float(len(rows))}
+        del rows
+
+        def step(token: int) -> Tensor:
+            return self.language_model.logits(self.language_model.embed([token]), cache)
+
+        choose = Sampler(request.temperature, request.top_p, request.seed) if request.temperature else None
+        decoding = generate(logits, step, self.prompts.stop, budget, choose)
+        stats |= {"decode_s": time.perf_counter() - prefilled, "tokens": float(len(decoding.tokens))}
+        text, language = self.prompts.read(decoding.tokens)
+        language = request.language or language
+        return Decoded(text, decoding.tokens, decoding.truncated, decoding.looped, language, stats)
+
+    @torch.inference_mode()
+    def peak_bytes(self, seconds: float) -> int:
+        """Activations and caches at the peak of a window of this length, by a dry run of the same code."""
+        with self.engine.dry() as account:
+            samples = self.engine.empty((int(seconds * RATE),), torch.float32)
+            rows = self.rows(samples, self.prompts.make(None, None))
+            limit = len(rows) + self.budget(seconds)
+            cache = self.language_model.new_cache(limit)
+            cache.reserve(len(rows))
+            self.language_model.logits(rows, cache)
+            del rows
+            cache.reserve(limit)
+            self.language_model.logits(self.language_model.embed([0]), cache)
+            return account.peak_bytes
+
+    def _check_length(self, prompt: int, budget: int) -> None:
+        limit = self.config.text.positions
+        if prompt + budget > limit:
+            raise UsageError(
+                f"the prompt with its audio is {prompt} tokens and the answer may be {budget}, {self.variant} takes "
+                f"{limit} in all; shorten the prompt"
+            )
+
+
+def sinusoids(length: int, width: int) -> Tensor:
+    """Whisper's position embedding: sines, then cosines, of timescales from 1 to 10,000: float32 [length, width]."""
+    timescales = torch.exp(-math.log(10_000) / (width // 2 - 1) * torch.arange(width // 2, dtype=torch.float32))
+    angles = torch.arange(length, dtype=torch.float32)[:, None] * timescales
+    return torch.cat([angles.sin(), angles.cos()], 1)
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """The tokens on both sides of the audio."""
+
+    before: list[int]
+    after: list[int]
+
+
+class Prompts:
+    """What is said to the language model, and how its answer is read.
+
+    The system turn holds the context, the user's turn the audio. The answer is "language {Name}<asr_text>{text}"; a
+    language is forced by writing the first part for the model.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, checkpoint: Checkpoint) -> None:
+        self.tokenizer = tokenizer
+        self.turn, self.end, self.audio, self.audio_end, self.text = (
+            _special(tokenizer, checkpoint, token)
+            for token in ("<|im_start|>", "<|im_end|>", "<|audio_start|>", "<|audio_end|>", "<asr_text>")
+        )
+        stops = (self.end, tokenizer.eos_token_id, tokenizer.token_id("<|endoftext|>"))
+        self.stop = frozenset(token for token in stops if token is not None)
+        self._made: dict[tuple[str | None, str | None], Prompt] = {}
+
+    def make(self, context: str | None, language: str | None) -> Prompt:
+        """The prompt for a context in any words and the code of a language, or None for the model's choice."""
+        if (context, language) not in self._made:
+            header = f"language {language_name(language)}" if language else ""
+            texts = ("system\n" + (context or ""), "\n", "user\n", "assistant\n" + header)
+            system, newline, user, assistant = self.tokenizer.encode_all(texts)
+            before = [self.turn, *system, self.end, *newline, self.turn, *user, self.audio]
+            after = [self.audio_end, self.end, *newline, self.turn, *assistant]
+            self._made = {(context, language): Prompt(before, [*after, self.text] if language else after)}
+        return self._made[context, language]
+
+    def read(self, tokens: list[int]) -> tuple[str, str | None]:
+        """Text, and the code of the language if the model names one it should know, from an answer."""
+        decode = self.tokenizer.decode
+        if self.text in tokens:
+            at = tokens.index(self.text)
+            header, text = decode(tokens[:at]).strip(), decode(tokens[at + 1 :])
+            named = re.fullmatch(r"language\s*(.*)", header, re.DOTALL)
+            if named is None:  # not a header: nothing that may be speech is dropped
+                return f"{header} {text.strip()}".strip(), None
+        else:
+            text = decode(tokens)
+            named = re.match(rf"\s*language(?:\s+({_NAMES}|None)\b|(?:\s+\w*)?\s*$)", text)
+            text = text[named.end() :] if named else text
+        return text.strip(), _detected(named[1] or "") if named else None
+
+
+_NAMES = "|".join(map(language_name, LANGUAGES))
+
+
+def _detected(names: str) -> str | None:
+    """The code of the first of the languages named, if it is one of ours."""
+    code = language_code(re.split(r"[,\s]", names.strip())[0])
+    return code if code in LANGUAGES else None
+
+
+def _special(tokenizer: Tokenizer, checkpoint: Checkpoint, token: str) -> int:
+    found = tokenizer.token_id(token)
+    if found is None:
+        raise ModelError(f"{checkpoint.path}: its tokenizer has no {token}; is it Qwen3-ASR's, and complete?")
+    return found
 
 
 # Canonical names are those of transformers 5 without "model.".
@@ -170,3 +487,13 @@ def _hugging_face_config(checkpoint: Checkpoint, config: Mapping[str, Any], rena
             tied=not has_head or all(c.get("tie_word_embeddings", True) for c in (config, inner)),
         ),
     )
+
+
+def variant_of(checkpoint: Checkpoint, c: Config) -> str:
+    named = checkpoint.metadata.get("stt.variant")
+    return named or {1024: "qwen3-asr-0.6b", 2048: "qwen3-asr-1.7b"}.get(c.text.width, "qwen3-asr")
+
+
+def load(checkpoint: Checkpoint, options: LoadOptions) -> Qwen3ASR:
+    """Build the model a checkpoint holds. Raises `ModelError` for anything that is missing or unknown."""
+    return Qwen3ASR(checkpoint, options)

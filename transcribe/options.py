@@ -27,7 +27,8 @@ class Request:
     """How a recording is transcribed. What the family cannot do is refused, never ignored.
 
     `language` is a code, an English name, or None or "auto" for the model's own choice. `max_tokens` bounds one
-    window; None leaves it to the family's token budget.
+    window; None leaves it to the family's token budget. `top_p` and `seed` are for a temperature above 0: tokens are
+    drawn from the likeliest that make up `top_p`, and the same seed draws the same ones.
     """
 
     language: str | None = None
@@ -37,3 +38,5 @@ class Request:
     beam_size: int = 1
     temperature: float = 0.0
     max_tokens: int | None = None
+    top_p: float = 1.0
+    seed: int | None = None

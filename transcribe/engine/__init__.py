@@ -2,17 +2,17 @@
 
     operations.py   what the scheduler can compute: how big a result is, how to compute it into a given place
     functional.py   the operations families use beyond torch's own: attention, rotary embedding, strided convolution
-    modules.py      the modules that own weights: Linear, FusedLinear, Embedding, LayerNorm, GroupNorm, StridedConv
+    modules.py      the modules that own weights: Linear, FusedLinear, Embedding, norms, convolutions
     capture.py      a block as a torch.fx graph, once a kind of block
     plan.py         lifetimes of storages, places in one arena, the peak, for concrete shapes
     arena.py        the one buffer that intermediates share
     scheduler.py    runs blocks on plans; the switches; the peak before the run
     kv_cache.py     keys and values, in rows of their own
-    decoding.py     greedy decoding, the token budget, the loop guard
+    decoding.py     greedy decoding and sampling, the token budget, the loop guard
 """
 
-from .decoding import greedy
+from .decoding import generate, greedy
 from .kv_cache import KeyValue, KVCache
 from .scheduler import Scheduler
 
-__all__ = ["KVCache", "KeyValue", "Scheduler", "greedy"]
+__all__ = ["KVCache", "KeyValue", "Scheduler", "generate", "greedy"]

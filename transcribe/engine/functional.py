@@ -34,13 +34,39 @@ def _rotary_interleaved(x: Tensor, rotation: Tensor, *, out: Tensor | None = Non
     return out
 
 
+def _rotary_halves(x: Tensor, rotation: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """Rotary embedding (Su et al. 2021) of the two halves of each head against each other: x [time, heads, head_dim].
+
+    `rotation` [time, 2, head_dim / 2] holds cosines and sines in x's dtype. Dimensions j and j + head_dim / 2 turn
+    together.
+    """
+    if out is None:
+        out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    cosines, sines = rotation.unsqueeze(1).unbind(2)
+    (a, b), (turned_a, turned_b) = x.chunk(2, -1), out.chunk(2, -1)
+    torch.mul(a, cosines, out=turned_a).addcmul_(b, sines, value=-1)
+    torch.mul(b, cosines, out=turned_b).addcmul_(a, sines)
+    return out
+
+
 def _attend(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
-    queries, keys, values = (t.transpose(0, 1).unsqueeze(0) for t in (q, k, v))  # [1, heads, time, head_dim]
+    """Attention of q [time, heads, head_dim] to k, v [keys, groups, head_dim]; heads of a group share keys and values.
+
+    Keys and values are never repeated: the heads of a group are a batch that reads the same ones (its stride is 0),
+    or, for one query, rows of one product.
+    """
+    rows, heads, width = q.shape
+    groups = k.shape[1]
+    keys, values = (t.transpose(0, 1).unsqueeze(0) for t in (k, v))  # [1, groups, keys, head_dim]
+    if rows == 1:
+        return F.scaled_dot_product_attention(q.view(1, groups, heads // groups, width), keys, values).view(1, -1)
+    queries = q.unflatten(1, (groups, -1)).permute(2, 1, 0, 3)  # [heads of a group, groups, time, head_dim]
+    shape = (heads // groups, *keys.shape[1:])
     mask = None
-    if causal and q.shape[0] > 1:  # the last query sees every key
-        mask = torch.ones(q.shape[0], k.shape[0], dtype=torch.bool, device=q.device).tril(k.shape[0] - q.shape[0])
-    out = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
-    return out.squeeze(0).transpose(0, 1).reshape(q.shape[0], -1)
+    if causal:  # the last query sees every key
+        mask = torch.ones(rows, k.shape[0], dtype=torch.bool, device=q.device).tril(k.shape[0] - rows)
+    out = F.scaled_dot_product_attention(queries, keys.expand(shape), values.expand(shape), attn_mask=mask)
+    return out.permute(2, 1, 0, 3).reshape(rows, -1)
 
 
 def _attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -75,7 +101,15 @@ def _attention_workspace(q: Tensor, k: Tensor | KeyValue, *rest: object) -> int:
     return 4 * (heads * queries + torch.get_num_threads() * scores)
 
 
+def _cached_workspace(q: Tensor, k: Tensor, v: Tensor, cache: LayerCache) -> int:
+    """That of attention, and of several queries the mask, as truth values and as numbers."""
+    rows = q.shape[0]
+    masked = rows * (cache.length + rows) if rows > 1 else 0
+    return _attention_workspace(q, k) + masked * (1 + q.dtype.itemsize)
+
+
+rotary_halves = Operation(lambda x, rotation: (tuple(x.shape), x.dtype), _rotary_halves)
 rotary_interleaved = Operation(lambda x, rotation: (tuple(x.shape), x.dtype), _rotary_interleaved)
 attention = Operation(_flat_heads, _attention, places=False, workspace=_attention_workspace)
 cross_attention = Operation(_flat_heads, _cross_attention, places=False, workspace=_attention_workspace)
-cached_attention = Operation(_flat_heads, _cached_attention, places=False, workspace=_attention_workspace)
+cached_attention = Operation(_flat_heads, _cached_attention, places=False, workspace=_cached_workspace)

@@ -67,3 +67,8 @@ class KVCache:
 
     def __getitem__(self, layer: int) -> LayerCache:
         return self.layers[layer]
+
+    def reserve(self, rows: int) -> None:
+        """Make room for `rows` rows in all in every layer: a prompt whose length is known need not grow in steps."""
+        for layer in self.layers:
+            layer.reserve(rows)

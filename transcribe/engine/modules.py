@@ -78,7 +78,7 @@ class Linear(Weighted):
         return (*x.shape[:-1], self.outputs), x.dtype
 
     def scratch_bytes(self, x: Tensor) -> int:
-        return max(scratch_bytes(part, x.dtype) for part in self.weights)
+        return max(scratch_bytes(part, x.dtype, x.shape[0]) for part in self.weights)
 
     def run(self, x: Tensor, out: Tensor | None = None, scratch: Tensor | None = None) -> Tensor:
         if out is None:
@@ -98,12 +98,15 @@ class FusedLinear(Linear):
     """Several projections of one input as one: their weights lie end to end, in the file or after the loader's copy.
 
     `parts` maps each projection's name, beside this module in the checkpoint, to its number of outputs; `kind` is
-    what the loader's summary calls them ("gate+up", "q/k/v").
+    what the loader's summary calls them ("gate+up", "q/k/v"). Without `copies`, weights that are not one slice of the
+    file stay apart and are multiplied one by one.
     """
 
-    def __init__(self, inputs: int, parts: dict[str, int], kind: str, bias: bool = False) -> None:
+    def __init__(
+        self, inputs: int, parts: dict[str, int], kind: str, bias: bool = False, copies: bool = True
+    ) -> None:
         super().__init__(inputs, sum(parts.values()), bias)
-        self.parts, self.kind = parts, kind
+        self.parts, self.kind, self.copies = parts, kind, copies
 
 
 class Embedding(Weighted):
@@ -148,6 +151,31 @@ class LayerNorm(Weighted):
 
     def run(self, x: Tensor, out: Tensor | None = None, scratch: Tensor | None = None) -> Tensor:
         return F.layer_norm(x, (self.width,), self.weight, self.bias, self.eps)
+
+
+class RMSNorm(Weighted):
+    """x / rms(x) times a gain, over the last dimension (Zhang and Sennrich 2019). The mean square is float32's."""
+
+    in_place = (0,)
+
+    def __init__(self, width: int, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.width, self.eps = width, eps
+        self.weight: Tensor | None = None
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {"weight": (self.width,)}
+
+    def workspace_bytes(self, x: Tensor) -> int:
+        return 4 * x.numel() // self.width
+
+    def run(self, x: Tensor, out: Tensor | None = None, scratch: Tensor | None = None) -> Tensor:
+        assert self.weight is not None
+        if out is None:
+            out = torch.empty_like(x, memory_format=torch.contiguous_format)
+        scale = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
+        scale.square_().div_(self.width).add_(self.eps).rsqrt_()
+        return torch.mul(x, scale, out=out).mul_(self.weight)
 
 
 class GroupNorm(Weighted):
@@ -207,3 +235,32 @@ class StridedConv(Weighted):
             else:
                 torch.mm(rows, taps, out=out)
         return out
+
+
+class Conv2d(Weighted):
+    """A 3x3 convolution with stride 2 and padding 1: [inputs, height, width] -> [outputs, (h + 1) // 2, (w + 1) // 2].
+
+    One image at a time: batches need memory, and were measured to be no faster.
+    """
+
+    places = False  # torch's kernels choose a layout of their own for the result
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.inputs, self.outputs = inputs, outputs
+        self.weight: Tensor | None = None
+        self.bias: Tensor | None = None
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return _with_bias((self.outputs, self.inputs, 3, 3), True)
+
+    def infer(self, x: Tensor) -> Spec:
+        return (self.outputs, (x.shape[1] + 1) // 2, (x.shape[2] + 1) // 2), x.dtype
+
+    def workspace_bytes(self, x: Tensor) -> int:
+        """The kernels reorder the image and the weights into blocks of channels."""
+        return (x.numel() + self.outputs * self.inputs * 9) * x.dtype.itemsize
+
+    def run(self, x: Tensor, out: Tensor | None = None, scratch: Tensor | None = None) -> Tensor:
+        assert self.weight is not None
+        return F.conv2d(x, self.weight, self.bias, stride=2, padding=1)

@@ -1,4 +1,4 @@
-"""Language codes and their English names: the languages of Whisper, which the other families draw from."""
+"""Language codes and their English names: the languages of Whisper, and Filipino, which the families draw from."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ NAMES = {
     "ba": "bashkir", "be": "belarusian", "bg": "bulgarian", "bn": "bengali", "bo": "tibetan",
     "br": "breton", "bs": "bosnian", "ca": "catalan", "cs": "czech", "cy": "welsh", "da": "danish",
     "de": "german", "el": "greek", "en": "english", "es": "spanish", "et": "estonian", "eu": "basque",
-    "fa": "persian", "fi": "finnish", "fo": "faroese", "fr": "french", "gl": "galician", "gu": "gujarati",
-    "ha": "hausa", "haw": "hawaiian", "he": "hebrew", "hi": "hindi", "hr": "croatian",
-    "ht": "haitian creole", "hu": "hungarian", "hy": "armenian", "id": "indonesian", "is": "icelandic",
+    "fa": "persian", "fi": "finnish", "fil": "filipino", "fo": "faroese", "fr": "french",
+    "gl": "galician", "gu": "gujarati", "ha": "hausa", "haw": "hawaiian", "he": "hebrew", "hi": "hindi",
+    "hr": "croatian", "ht": "haitian creole", "hu": "hungarian", "hy": "armenian", "id": "indonesian",
+    "is": "icelandic",
     "it": "italian", "ja": "japanese", "jw": "javanese", "ka": "georgian", "kk": "kazakh", "km": "khmer",
     "kn": "kannada", "ko": "korean", "la": "latin", "lb": "luxembourgish", "ln": "lingala", "lo": "lao",
     "lt": "lithuanian", "lv": "latvian", "mg": "malagasy", "mi": "maori", "mk": "macedonian",
@@ -23,7 +24,7 @@ NAMES = {
     "yo": "yoruba", "yue": "cantonese", "zh": "chinese",
 }
 OTHER_NAMES = {
-    "burmese": "my", "castilian": "es", "farsi": "fa", "filipino": "tl", "flemish": "nl", "haitian": "ht",
+    "burmese": "my", "castilian": "es", "farsi": "fa", "flemish": "nl", "haitian": "ht",
     "jv": "jw", "letzeburgesch": "lb", "mandarin": "zh", "moldavian": "ro", "moldovan": "ro", "nb": "no",
     "panjabi": "pa", "pushto": "ps", "sinhalese": "si", "valencian": "ca",
 }

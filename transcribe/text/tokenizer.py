@@ -1,7 +1,7 @@
 """Token ids to text and back, from what a checkpoint carries.
 
-Two kinds: SentencePiece-style pieces in the keys of a GGUF file, which only decode, and a `tokenizer.json`,
-which the `tokenizers` package reads.
+Three kinds: SentencePiece-style pieces in the keys of a GGUF file, which only decode; byte-level tokens with merges,
+in such keys or in files (byte_level.py); and a `tokenizer.json`, which the `tokenizers` package reads.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from transcribe.weights import Checkpoint
 
-UNKNOWN, CONTROL, BYTE = 2, 3, 6  # values of tokenizer.ggml.token_type
+NORMAL, UNKNOWN, CONTROL, BYTE = 1, 2, 3, 6  # values of tokenizer.ggml.token_type
 WORD_START = "▁"  # U+2581, SentencePiece's mark for a space
 
 
@@ -39,9 +39,13 @@ class Tokenizer(ABC):
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
         """The text of these tokens; bytes that are not UTF-8 become U+FFFD."""
 
-    @abstractmethod
     def encode(self, text: str) -> list[int]:
         """The ids of this text, without special tokens. Raises TranscribeError if it only decodes."""
+        return self.encode_all([text])[0]
+
+    @abstractmethod
+    def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of each of these texts, for little more than those of one."""
 
     @abstractmethod
     def token_id(self, token: str) -> int | None:
@@ -74,7 +78,7 @@ class PieceTokenizer(Tokenizer):
                 text += piece.encode()
         return text.decode(errors="replace").removeprefix(" ")
 
-    def encode(self, text: str) -> list[int]:
+    def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
         raise TranscribeError("this model's tokenizer only decodes: text cannot be given to the model")
 
     def token_id(self, token: str) -> int | None:
@@ -94,15 +98,16 @@ class JsonTokenizer(Tokenizer):
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
         return self.tokenizer.decode(list(ids), skip_special_tokens=skip_special)
 
-    def encode(self, text: str) -> list[int]:
-        return self.tokenizer.encode(text, add_special_tokens=False).ids
+    def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
+        self.tokenizer.encode_special_tokens = True  # a special token's name in a text is text
+        return [self.tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
 
     def token_id(self, token: str) -> int | None:
         return self.tokenizer.token_to_id(token)
 
 
 def load_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
-    """The checkpoint's tokenizer: from its GGUF keys if it has them, else from its tokenizer.json.
+    """The checkpoint's tokenizer: from its GGUF keys if it has them, else from its files.
 
     Raises ModelError that names what is missing, or the kind that is not read.
     """
@@ -110,15 +115,24 @@ def load_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
         return _from_keys(checkpoint)
     if data := checkpoint.side_file("tokenizer.json"):
         return _from_json(checkpoint, data)
+    names = ("vocab.json", "merges.txt", "tokenizer_config.json")
+    files = [checkpoint.side_file(name) for name in names]
+    if any(files):
+        absent = [name for name, data in zip(names, files, strict=True) if data is None]
+        if absent:
+            raise ModelError(f"{checkpoint.path}: no tokenizer: there is no {absent[0]} beside it; download it")
+        from .byte_level import from_files
+
+        return from_files(checkpoint, *(data or b"" for data in files))
     missing = "key tokenizer.ggml.model" if checkpoint.format == "gguf" else "tokenizer.json beside it"
     raise ModelError(f"{checkpoint.path}: no tokenizer: there is no {missing}; download or convert it again")
 
 
-def _from_keys(checkpoint: Checkpoint) -> PieceTokenizer:
+def _from_keys(checkpoint: Checkpoint) -> Tokenizer:
     keys, path = checkpoint.metadata, checkpoint.path
     kind = keys["tokenizer.ggml.model"]
-    if kind not in ("bpe", "unigram"):
-        raise ModelError(f"{path}: a tokenizer of kind {kind!r} is not supported; bpe and unigram are")
+    if kind not in ("bpe", "unigram", "gpt2"):
+        raise ModelError(f"{path}: a tokenizer of kind {kind!r} is not supported; bpe, unigram and gpt2 are")
     pieces = keys.get("tokenizer.ggml.tokens", ())
     types = keys.get("tokenizer.ggml.token_type", ())
     for key, value in (("tokens", pieces), ("token_type", types)):
@@ -126,13 +140,18 @@ def _from_keys(checkpoint: Checkpoint) -> PieceTokenizer:
             raise ModelError(f"{path}: no tokenizer: there is no key tokenizer.ggml.{key}; convert it again")
     if len(pieces) != len(types):
         raise ModelError(f"{path}: {len(pieces)} tokens but {len(types)} token types; convert it again")
-    return PieceTokenizer(
-        pieces=pieces,
-        types=types,
-        bos_token_id=keys.get("tokenizer.ggml.bos_token_id"),
-        eos_token_id=keys.get("tokenizer.ggml.eos_token_id"),
-        pad_token_id=keys.get("tokenizer.ggml.padding_token_id"),
-    )
+    common = {
+        "pieces": pieces,
+        "types": types,
+        "bos_token_id": keys.get("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": keys.get("tokenizer.ggml.eos_token_id"),
+        "pad_token_id": keys.get("tokenizer.ggml.padding_token_id"),
+    }
+    if kind == "gpt2":
+        from .byte_level import from_keys
+
+        return from_keys(checkpoint, common)
+    return PieceTokenizer(**common)
 
 
 def _from_json(checkpoint: Checkpoint, data: bytes) -> JsonTokenizer:

@@ -42,15 +42,15 @@ class FuseReport:
         return parts
 
 
-def fuse_rows(*tensors: Weight, block: str, kind: str, alias: bool = True,
+def fuse_rows(*tensors: Weight, block: str, kind: str, alias: bool = True, copy: bool = True,
               report: FuseReport | None = None) -> Weight | tuple[Weight, ...]:
     """Concatenate weights (or biases) along dimension 0.
 
     One view of their storage if they lie end to end in it, in the order given, else a copy in a storage of
-    its own; `alias=False` or TRANSCRIBE_NO_GATE_UP_ALIAS=1 forces the copy. Weights of different types cannot
-    be one packed weight and are never expanded to become one: they come back as a tuple, to be multiplied one
-    by one. What was done is counted in `report` under `kind`. Raises ModelError naming `block` if row lengths
-    differ.
+    its own; `alias=False` or TRANSCRIBE_NO_GATE_UP_ALIAS=1 forces the copy. With `copy=False` they come back
+    as a tuple instead, to be multiplied one by one; so do weights of different types, which cannot be one
+    packed weight and are never expanded to become one. What was done is counted in `report` under `kind`.
+    Raises ModelError naming `block` if row lengths differ.
     """
     report = FuseReport() if report is None else report
     rows = [tuple(t.shape[1:]) for t in tensors]
@@ -63,6 +63,9 @@ def fuse_rows(*tensors: Weight, block: str, kind: str, alias: bool = True,
         return tensors
     data = [t.data if isinstance(t, PackedTensor) else t for t in tensors]
     reason = _why_copy(data, alias)
+    if reason and not copy:
+        report.separate[kind, reason] += 1
+        return tensors
     if reason:
         fused = torch.cat(data)
         report.copied[kind, reason] += 1
