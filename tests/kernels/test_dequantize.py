@@ -1,4 +1,4 @@
-"""Dequantisation against the reference implementation in the gguf package, bit for bit."""
+"""Dequantisation by torch against the reference implementation in the gguf package, bit for bit."""
 
 import gguf
 import numpy as np
@@ -11,6 +11,11 @@ from transcribe.kernels.dequantize import UNPACK, dequantize
 
 TYPES = sorted(UNPACK, key=lambda kind: kind.name)
 every_type = pytest.mark.parametrize("kind", TYPES, ids=lambda kind: kind.name)
+
+
+@pytest.fixture(autouse=True)
+def _torch_path(use):
+    use("torch")
 
 
 def random_blocks(kind: gguf.GGMLQuantizationType, rows: int = 9, blocks: int = 5) -> np.ndarray:

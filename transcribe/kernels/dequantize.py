@@ -1,4 +1,4 @@
-"""The packed formats of ggml, expanded by plain torch operations: the definition the C kernels must meet.
+"""The packed formats of ggml, expanded by plain torch operations: the definition that the C kernels meet bit for bit.
 
 A row of a packed weight is a whole number of blocks; a block holds 32 or 256 values as small integers with
 their scales. Every format here is one formula, `value = scale * q + offset`, evaluated in float32 in that
@@ -14,6 +14,8 @@ from typing import NamedTuple
 import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from torch import Tensor
+
+from .native import expand
 
 T = GGMLQuantizationType
 
@@ -40,7 +42,8 @@ def dequantize(raw: Tensor, type: GGMLQuantizationType, dtype: torch.dtype = tor
     raw: uint8 [rows, row_bytes], each row contiguous and starting at an even address.
     out: [rows, cols] to write into, on raw's device; its dtype then takes the place of `dtype`.
     Returns [rows, cols]: the float32 values, rounded to nearest even in any narrower dtype. The only other
-    memory taken is for a chunk of rows. Raises ValueError for a type, shape or out that does not fit.
+    memory taken is for a chunk of rows, and the kernels take none. Raises ValueError for a type, shape or out
+    that does not fit.
     """
     if type not in UNPACK:
         raise ValueError(f"{type.name} is not a packed type that can be expanded")
@@ -55,6 +58,8 @@ def dequantize(raw: Tensor, type: GGMLQuantizationType, dtype: torch.dtype = tor
         out = torch.empty(rows, cols, dtype=dtype, device=raw.device)
     elif out.shape != (rows, cols):
         raise ValueError(f"out is {tuple(out.shape)}, not {(rows, cols)}")
+    if expand(raw, type, out):
+        return out
     step = max(1, (_CPU_CHUNK if raw.device.type == "cpu" else _DEVICE_CHUNK) // max(cols, 1))
     in_place = out.dtype == torch.float32 and out.is_contiguous()
     for first in range(0, rows if cols else 0, step):

@@ -1,7 +1,9 @@
-"""y = x Wᵀ + b where W stays packed: rows are expanded a tile at a time.
+"""y = x Wᵀ + b where W stays packed.
 
-This is the torch path, which defines what the kernels compute. A tile of W's rows is expanded into scratch and
-multiplied, so the whole weight never exists in expanded form.
+A few rows of x, as in decoding, are multiplied by the C kernels: W is expanded in registers as it is read, sums are
+float32, and the result of a row has the same bits whatever the number of rows. Many rows, as in an encoder, share the
+cost of expanding W: a tile of its rows is expanded into scratch and multiplied by torch, so the whole weight never
+exists in expanded form. Without the kernels torch does both.
 """
 
 from __future__ import annotations
@@ -9,13 +11,19 @@ from __future__ import annotations
 from typing import Protocol, TypeAlias
 
 import torch
+from gguf import GGMLQuantizationType
 from torch import Tensor
+
+from . import native
 
 
 class Packed(Protocol):
     """A weight in blocks, as the file has it: [outputs, inputs]."""
 
     shape: tuple[int, ...]
+    type: GGMLQuantizationType
+    data: Tensor
+    """uint8 [outputs, bytes of a row]."""
 
     def dequantize(self, dtype: torch.dtype, rows: slice, out: Tensor | None) -> Tensor:
         """Expand some rows, into `out` [rows, inputs] if it is given."""
@@ -27,6 +35,9 @@ class Packed(Protocol):
 
 
 Weight: TypeAlias = Tensor | Packed
+
+FEW_ROWS = 16
+"""Up to so many rows of x the kernels read and expand W as they multiply."""
 
 TILE_BYTES = 1 << 21
 """Expanded bytes a tile: what one core's second-level cache holds. Measured on the embedding of a 27 M model."""
@@ -41,8 +52,18 @@ def _tile_rows(weight: Weight, dtype: torch.dtype) -> int:
     return max(1, min(weight.shape[0], TILE_BYTES // (weight.shape[-1] * dtype.itemsize)))
 
 
-def scratch_bytes(weight: Weight, dtype: torch.dtype) -> int:
-    """Bytes of scratch that `packed_linear` needs: one expanded tile, or none if W is of the dtype already."""
+def _few(weight: Weight, dtype: torch.dtype, rows: int) -> bool:
+    if rows > FEW_ROWS:
+        return False
+    if isinstance(weight, Tensor):
+        return native.can_multiply(weight, None, dtype)
+    return native.can_multiply(weight.data, weight.type, dtype)
+
+
+def scratch_bytes(weight: Weight, dtype: torch.dtype, rows: int) -> int:
+    """Bytes of scratch that `packed_linear` needs for `rows` rows of activations."""
+    if _few(weight, dtype, rows):
+        return 0 if dtype == torch.float32 else rows * weight.shape[-1] * 4
     if isinstance(weight, Tensor) and weight.dtype == dtype:
         return 0
     return _tile_rows(weight, dtype) * weight.shape[-1] * dtype.itemsize
@@ -53,12 +74,18 @@ def packed_linear(x: Tensor, weight: Weight, bias: Tensor | None, out: Tensor, s
 
     `scratch` is a uint8 tensor of at least `scratch_bytes`, allocated when None.
     """
+    if _few(weight, x.dtype, x.shape[0]):
+        if isinstance(weight, Tensor):
+            native.multiply(x, weight, None, bias, out, scratch)
+        else:
+            native.multiply(x, weight.data, weight.type, bias, out, scratch)
+        return out
     if isinstance(weight, Tensor) and weight.dtype == x.dtype:
         return _multiply(x, weight, bias, out)
     count, width = weight.shape[0], weight.shape[-1]
     rows = _tile_rows(weight, x.dtype)
     if scratch is None:
-        scratch = torch.empty(scratch_bytes(weight, x.dtype), dtype=torch.uint8, device=x.device)
+        scratch = torch.empty(scratch_bytes(weight, x.dtype, x.shape[0]), dtype=torch.uint8, device=x.device)
     tile = scratch[: rows * width * x.dtype.itemsize].view(x.dtype).view(rows, width)
     for start in range(0, count, rows):
         stop = min(start + rows, count)

@@ -1,0 +1,142 @@
+"""The C kernels against the torch path, which defines them: every format on every instruction set of this machine."""
+
+import pytest
+import torch
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+from packed_blocks import plausible_blocks
+from test_dequantize import assert_same_bits, every_type, random_blocks
+
+from transcribe.kernels import linear
+from transcribe.kernels.dequantize import UNPACK, dequantize
+from transcribe.kernels.linear import FEW_ROWS, packed_linear, scratch_bytes
+from transcribe.weights.packed import PackedTensor
+
+PLAIN = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def weights(outputs: int, inputs: int):
+    """A weight of every form: packed, and plain."""
+    for kind in UNPACK:
+        values = GGML_QUANT_SIZES[kind][0]
+        blocks = -(-inputs // values)
+        yield kind.name, PackedTensor(kind, (outputs, blocks * values), plausible_blocks(kind, outputs, blocks))
+    for dtype in PLAIN:
+        weight = torch.randn(outputs, inputs, generator=torch.Generator().manual_seed(1)) / inputs**0.5
+        yield str(dtype), weight.to(dtype)
+
+
+def activations(rows: int, inputs: int) -> torch.Tensor:
+    return torch.randn(rows, inputs, generator=torch.Generator().manual_seed(2))
+
+
+def apply(x, weight, bias=None):
+    return packed_linear(x, weight, bias, x.new_empty(x.shape[0], weight.shape[0]))
+
+
+def exact(x, weight, bias=None):
+    """In float64, and the sum of magnitudes that rounding errors scale with."""
+    w = (weight if isinstance(weight, torch.Tensor) else weight.dequantize()).double()
+    b = 0 if bias is None else bias.double()
+    return x.double() @ w.t() + b, x.double().abs() @ w.t().abs() + (0 if bias is None else bias.double().abs())
+
+
+@every_type
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_expansion_has_the_bits_of_the_torch_path(kind, dtype, compiled, use):
+    raw = torch.from_numpy(random_blocks(kind, rows=100))
+    wide = torch.zeros(100, raw.shape[1] // GGML_QUANT_SIZES[kind][1] * GGML_QUANT_SIZES[kind][0] + 8, dtype=dtype)
+    expanded = dequantize(raw[::2], kind, out=wide[::2, :-8])
+    use("torch")
+    assert_same_bits(expanded.contiguous(), dequantize(raw[::2], kind, dtype))
+    assert not wide[1::2].any()
+    assert not wide[:, -8:].any()
+
+
+@every_type
+@pytest.mark.parametrize("byte", [0x00, 0x3F, 0x7B, 0x80, 0xF0, 0xFF])
+def test_extreme_blocks_have_the_bits_of_the_torch_path(kind, byte, compiled, use):
+    raw = torch.full((2, 3 * GGML_QUANT_SIZES[kind][1]), byte, dtype=torch.uint8)
+    narrow, wide = dequantize(raw, kind, torch.bfloat16), dequantize(raw, kind)
+    use("torch")
+    assert_same_bits(wide, dequantize(raw, kind))
+    assert_same_bits(narrow, dequantize(raw, kind, torch.bfloat16))
+
+
+@pytest.mark.parametrize(("outputs", "inputs"), [(1, 32), (7, 288), (133, 512), (260, 1056)])
+def test_products_are_right_to_float32_rounding(outputs, inputs, compiled):
+    for name, weight in weights(outputs, inputs):
+        x, bias = activations(3, weight.shape[1]), activations(1, outputs)[0]
+        for b in (None, bias):
+            right, magnitude = exact(x, weight, b)
+            error = ((apply(x, weight, b).double() - right).abs() / magnitude).max()
+            assert error < 1e-6, name
+
+
+def test_a_row_has_the_same_bits_in_any_batch_and_on_any_number_of_threads(compiled):
+    threads = torch.get_num_threads()
+    for name, weight in weights(203, 544):
+        x = activations(FEW_ROWS, weight.shape[1])
+        alone = torch.cat([apply(row, weight) for row in x.split(1)])
+        for rows in range(2, FEW_ROWS + 1):
+            assert torch.equal(apply(x[:rows], weight), alone[:rows]), (name, rows)
+        torch.set_num_threads(3)
+        assert torch.equal(apply(x[5:], weight), alone[5:]), name
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("inputs", [1, 15, 17, 100])
+def test_plain_weights_need_no_whole_blocks(inputs, compiled):
+    for dtype in PLAIN:
+        weight, x = torch.randn(9, inputs).to(dtype), activations(5, inputs)
+        right, magnitude = exact(x, weight)
+        assert ((apply(x, weight).double() - right).abs() <= 1e-6 * magnitude).all()
+
+
+def test_bfloat16_activations_give_the_float32_result_rounded(compiled):
+    for name, weight in weights(40, 512):
+        x, bias = activations(6, weight.shape[1]).bfloat16(), activations(1, 40)[0].bfloat16()
+        expected = apply(x.float(), weight, bias.float()).bfloat16()
+        assert torch.equal(apply(x, weight, bias), expected), name
+        scratch = torch.empty(scratch_bytes(weight, x.dtype, 6), dtype=torch.uint8)
+        assert torch.equal(packed_linear(x, weight, bias, torch.empty_like(expected), scratch), expected), name
+
+
+def test_rows_with_gaps_are_read_and_written_where_they_are(compiled):
+    for name, weight in weights(37, 256):
+        x = activations(4, weight.shape[1] + 7)[:, 3:-4]
+        wide = torch.zeros(4, 60)
+        assert packed_linear(x, weight, None, wide[:, 10:47]).data_ptr() == wide[:, 10:].data_ptr()
+        assert torch.equal(wide[:, 10:47], apply(x.contiguous(), weight)), name
+        assert not wide[:, :10].any()
+        assert not wide[:, 47:].any()
+
+
+def test_rows_of_a_weight_are_sliced_without_a_copy(compiled):
+    """A fused weight and its parts give the same bits."""
+    for name, weight in weights(64, 256):
+        x = activations(1, weight.shape[1])
+        if isinstance(weight, torch.Tensor):
+            part = weight[17:50]
+        else:
+            part = PackedTensor(weight.type, (33, weight.shape[1]), weight.data[17:50])
+        assert torch.equal(apply(x, part), apply(x, weight)[:, 17:50]), name
+
+
+def test_many_rows_agree_with_few(compiled):
+    for name, weight in weights(40, 512):
+        x, bias = activations(FEW_ROWS + 9, weight.shape[1]), activations(1, 40)[0]
+        right, magnitude = exact(x, weight, bias)
+        assert ((apply(x, weight, bias).double() - right).abs() <= 1e-6 * magnitude).all(), name
+
+
+def test_few_rows_of_float32_need_no_scratch(compiled):
+    weight = PackedTensor(GGMLQuantizationType.Q8_0, (64, 256), plausible_blocks(GGMLQuantizationType.Q8_0, 64, 8))
+    assert scratch_bytes(weight, torch.float32, 1) == 0
+    assert scratch_bytes(weight, torch.float32, FEW_ROWS + 1) > 0
+
+
+def test_other_dtypes_are_left_to_torch(compiled):
+    weight = PackedTensor(GGMLQuantizationType.Q8_0, (8, 64), plausible_blocks(GGMLQuantizationType.Q8_0, 8, 2))
+    x = activations(2, 64)
+    assert not linear._few(weight, torch.float64, 2)
+    torch.testing.assert_close(apply(x.double(), weight), apply(x, weight).double(), atol=1e-5, rtol=1e-5)

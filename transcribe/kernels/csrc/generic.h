@@ -1,0 +1,81 @@
+/* Four lanes in the vector types of GCC and Clang: what any processor has, and NEON where there is one. */
+#define TARGET
+#define NAME(name) name##_generic
+typedef float NAME(vector) __attribute__((vector_size(16)));
+typedef int32_t NAME(integers) __attribute__((vector_size(16)));
+typedef uint32_t NAME(unsigned) __attribute__((vector_size(16)));
+#define VECTOR NAME(vector)
+#define LANES 4
+#define MAX_COUNT 4
+#define WIDE_ROWS 2
+
+INLINE VECTOR NAME(all)(float value) { return (VECTOR){value, value, value, value}; }
+INLINE VECTOR NAME(load)(const float *p) {
+    VECTOR v;
+    memcpy(&v, p, 16);
+    return v;
+}
+INLINE void NAME(store)(float *p, VECTOR v) { memcpy(p, &v, 16); }
+INLINE float NAME(total)(VECTOR v) { return (v[0] + v[2]) + (v[1] + v[3]); }
+
+#if defined(__aarch64__)
+INLINE VECTOR NAME(fused)(VECTOR a, VECTOR b, VECTOR c) {
+    return (VECTOR)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+}
+INLINE float NAME(half)(uint16_t bits) {
+    __fp16 value;
+    memcpy(&value, &bits, 2);
+    return (float)value;
+}
+#else
+INLINE VECTOR NAME(fused)(VECTOR a, VECTOR b, VECTOR c) { return a * b + c; }
+/* float16 to float32 by a product: 2^112 moves the exponent's bias from 15 to 127, subnormal numbers included. */
+INLINE float NAME(half)(uint16_t bits) {
+    uint32_t magnitude = (uint32_t)(bits & 0x7FFF) << 13, sign = (uint32_t)(bits & 0x8000) << 16;
+    float value;
+    memcpy(&value, &magnitude, 4);
+    value *= 0x1p112f;
+    memcpy(&magnitude, &value, 4);
+    magnitude |= sign | ((bits & 0x7C00) == 0x7C00 ? 0x7F800000 : 0);
+    memcpy(&value, &magnitude, 4);
+    return value;
+}
+#endif
+
+INLINE void NAME(store_brain)(uint16_t *p, VECTOR v) {
+    for (int j = 0; j < LANES; j++) p[j] = brain(v[j]);
+}
+
+INLINE void NAME(widen_signed)(BYTES q, VECTOR *w) {
+    for (int j = 0; j < 4; j++) {
+        NAME(integers) wide = {(int8_t)q[4 * j], (int8_t)q[4 * j + 1], (int8_t)q[4 * j + 2], (int8_t)q[4 * j + 3]};
+        w[j] = __builtin_convertvector(wide, VECTOR);
+    }
+}
+INLINE void NAME(widen_half)(const uint8_t *p, VECTOR *w) {
+    uint16_t bits[16];
+    memcpy(bits, p, 32);
+    for (int j = 0; j < 4; j++)
+        w[j] = (VECTOR){NAME(half)(bits[4 * j]), NAME(half)(bits[4 * j + 1]), NAME(half)(bits[4 * j + 2]),
+                        NAME(half)(bits[4 * j + 3])};
+}
+INLINE void NAME(widen_brain)(const uint8_t *p, VECTOR *w) {
+    uint16_t bits[16];
+    memcpy(bits, p, 32);
+    for (int j = 0; j < 4; j++)
+        w[j] = (VECTOR)((NAME(unsigned)){bits[4 * j], bits[4 * j + 1], bits[4 * j + 2], bits[4 * j + 3]} << 16);
+}
+
+/* A byte repeated eight times keeps another bit in each copy; adding 127 carries a kept bit to bit 7. */
+INLINE BYTES NAME(fifth)(const uint8_t *p) {
+    uint64_t spread[2];
+    for (int j = 0; j < 2; j++) {
+        spread[j] = (p[j] * 0x0101010101010101u & 0x8040201008040201u) + 0x7F7F7F7F7F7F7F7Fu;
+        spread[j] = spread[j] >> 3 & 0x1010101010101010u;
+    }
+    BYTES q;
+    memcpy(&q, spread, 16);
+    return q;
+}
+
+#define PLAIN_NIBBLES

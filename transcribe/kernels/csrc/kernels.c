@@ -1,0 +1,148 @@
+/* Products with packed weights, and their expansion: plain C behind four functions, called through ctypes (native.py).
+ *
+ *     list.h       the formats
+ *     formats.h    how each stores its values
+ *     rows.h       what is done with a row's values
+ *     avx512.h, avx2.h, generic.h    the vector layer of one instruction set
+ *
+ * formats.h and rows.h are compiled once for each instruction set; which of them serves is chosen when the program runs.
+ * Must be compiled without contraction of a product and a sum into one rounding (-ffp-contract=off): dequantize.py says
+ * where values are rounded.
+ */
+
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "the formats are little-endian; PyTorch serves on this machine"
+#endif
+
+/* y[m, n] = sum over k of W[n, k] x[m, k], plus bias[n]. Strides of x and y are in values. */
+struct product {
+    const uint8_t *weight;
+    const float *x, *bias;
+    void *y;
+    int64_t row_bytes, outputs, inputs, count, x_stride, y_stride;
+    int brain; /* y is bfloat16 */
+};
+
+/* Rows of W as float32, or as bfloat16. The stride is in values. */
+struct expansion {
+    const uint8_t *weight;
+    void *out;
+    int64_t row_bytes, inputs, out_stride;
+    int brain;
+};
+
+typedef void (*rows_function)(const void *task, int64_t first, int64_t last);
+
+struct kernels {
+    rows_function multiply, expand;
+};
+
+typedef uint8_t BYTES __attribute__((vector_size(16)));
+typedef uint16_t WORDS __attribute__((vector_size(16)));
+
+/* To the nearest bfloat16, ties to even; any NaN becomes torch's. */
+static inline uint16_t brain(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, 4);
+    return value != value ? 0x7FC0 : (uint16_t)((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
+}
+
+static inline void put(const struct product *p, int64_t n, int64_t m, float value) {
+    if (p->bias) value += p->bias[n];
+    if (p->brain) ((uint16_t *)p->y)[m * p->y_stride + n] = brain(value);
+    else ((float *)p->y)[m * p->y_stride + n] = value;
+}
+
+#define MAX_ROWS 4
+#define UNUSED __attribute__((unused))
+#define INLINE static inline __attribute__((always_inline)) TARGET
+
+#define INSTRUCTION_SET "generic.h"
+#include "compile.h"
+#if defined(__x86_64__)
+#define INSTRUCTION_SET "avx2.h"
+#include "compile.h"
+#define INSTRUCTION_SET "avx512.h"
+#include "compile.h"
+#endif
+
+static const struct kernels *chosen;
+
+/* Use the named path, or the best one for "". Returns the name of the path now in use, or NULL if this processor or this
+ * build does not have the one that was asked for. */
+const char *transcribe_choose(const char *wanted) {
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    int avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2") &&
+               __builtin_cpu_supports("f16c");
+    int avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                 __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+    if (avx512 && (!*wanted || !strcmp(wanted, "avx512"))) return chosen = table_avx512, "avx512";
+    if (avx2 && (!*wanted || !strcmp(wanted, "avx2"))) return chosen = table_avx2, "avx2";
+#endif
+#if defined(__aarch64__)
+    const char *generic = "neon";
+#else
+    const char *generic = "portable";
+#endif
+    if (!*wanted || !strcmp(wanted, generic)) return chosen = table_generic, generic;
+    return NULL;
+}
+
+/* OpenMP's way to run a function on a team, GNU's name for it: the address is that of the library torch has loaded, so
+ * that there is one pool of threads. */
+typedef void (*team_function)(void (*)(void *), void *, unsigned, unsigned);
+static team_function team;
+
+void transcribe_set_team(team_function function) { team = function; }
+
+struct split {
+    rows_function run;
+    const void *task;
+    int64_t rows, chunk, next;
+};
+
+static void take_chunks(void *shared) {
+    struct split *s = shared;
+    for (;;) {
+        int64_t first = __atomic_fetch_add(&s->next, s->chunk, __ATOMIC_RELAXED);
+        if (first >= s->rows) return;
+        s->run(s->task, first, first + s->chunk < s->rows ? first + s->chunk : s->rows);
+    }
+}
+
+/* Rows in chunks for whoever is free: a thread that is kept from running holds up one chunk, not its share. What takes
+ * less time than waking a thread (in bytes moved) is done by the caller alone. */
+static void split(rows_function run, const void *task, int64_t rows, int64_t bytes, int threads) {
+    enum { ALONE = 1 << 16, CHUNK = 1 << 14 };
+    if (threads < 2 || bytes < ALONE || !team) {
+        run(task, 0, rows);
+        return;
+    }
+    int64_t chunk = rows / (threads * 8), least = CHUNK * rows / bytes;
+    chunk = ((chunk > least ? chunk : least) + 3) / 4 * 4;
+    struct split s = {run, task, rows, chunk ? chunk : 4, 0};
+    team(take_chunks, &s, (unsigned)threads, 0);
+}
+
+void transcribe_multiply(const uint8_t *weight, const float *x, const float *bias, void *y, int64_t row_bytes,
+                         int64_t outputs, int64_t inputs, int64_t count, int64_t x_stride, int64_t y_stride, int format,
+                         int brain, int threads) {
+    struct product p = {weight, x, bias, y, row_bytes, outputs, inputs, count, x_stride, y_stride, brain};
+    split(chosen[format].multiply, &p, outputs, outputs * row_bytes * (1 + count / 4), threads);
+}
+
+void transcribe_expand(const uint8_t *weight, void *out, int64_t row_bytes, int64_t rows, int64_t inputs,
+                       int64_t out_stride, int format, int brain, int threads) {
+    struct expansion e = {weight, out, row_bytes, inputs, out_stride, brain};
+    split(chosen[format].expand, &e, rows, rows * inputs * (brain ? 2 : 4), threads);
+}

@@ -1,0 +1,15 @@
+/* FORMAT(name, values in a block, bytes in a block, values in a unit); single values count as blocks of 16. The order is
+ * that of FORMATS in native.py. */
+FORMAT(F32, 16, 64, 16)
+FORMAT(F16, 16, 32, 16)
+FORMAT(BF16, 16, 32, 16)
+FORMAT(Q4_0, 32, 18, 32)
+FORMAT(Q4_1, 32, 20, 32)
+FORMAT(Q5_0, 32, 22, 32)
+FORMAT(Q5_1, 32, 24, 32)
+FORMAT(Q8_0, 32, 34, 32)
+FORMAT(Q2_K, 256, 84, 128)
+FORMAT(Q3_K, 256, 110, 128)
+FORMAT(Q4_K, 256, 144, 64)
+FORMAT(Q5_K, 256, 176, 64)
+FORMAT(Q6_K, 256, 210, 128)

@@ -1,0 +1,109 @@
+"""Products with packed weights and their expansion by the C kernels.
+
+Each function returns False for what the kernels do not do, and the caller then does it by torch operations. Threads are
+torch's own: `torch.get_num_threads()` of the pool that its OpenMP library keeps.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from functools import cache
+from pathlib import Path
+
+import torch
+from gguf import GGMLQuantizationType
+from torch import Tensor
+
+from .library import chosen
+
+T = GGMLQuantizationType
+
+FORMATS = {
+    kind.value: number
+    for number, kind in enumerate(
+        (T.F32, T.F16, T.BF16, T.Q4_0, T.Q4_1, T.Q5_0, T.Q5_1, T.Q8_0, T.Q2_K, T.Q3_K, T.Q4_K, T.Q5_K, T.Q6_K)
+    )
+}
+"""The kernels' number of a format: its place in csrc/list.h."""
+
+PLAIN = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+BRAIN = {torch.float32: 0, torch.bfloat16: 1}
+"""The dtypes of activations, and whether they are bfloat16."""
+
+
+def library() -> ctypes.CDLL | None:
+    """The kernels, or None where torch operations serve."""
+    found = chosen().library
+    if found is not None:
+        _join_threads(found)
+    return found
+
+
+@cache
+def _join_threads(kernels: ctypes.CDLL) -> None:
+    kernels.transcribe_set_team(_team())
+
+
+def _team() -> int | None:
+    """The address of the function that runs work on torch's threads, looked up in the OpenMP library torch links to.
+
+    A second copy of that library would keep a second pool of threads, that competes with torch's for the processor.
+    None if torch has another kind of threads: the kernels then run on the caller's alone.
+    """
+    suffix = {"darwin": "dylib", "win32": "dll"}.get(sys.platform, "so")
+    try:
+        linked = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / f"libtorch_cpu.{suffix}"))
+        return ctypes.cast(linked.GOMP_parallel, ctypes.c_void_p).value
+    except (OSError, AttributeError):
+        return None
+
+
+def can_multiply(data: Tensor, kind: GGMLQuantizationType | None, dtype: torch.dtype) -> bool:
+    """Whether `multiply` does this weight with activations of this dtype."""
+    known = data.dtype in PLAIN if kind is None else kind.value in FORMATS
+    return known and dtype in BRAIN and data.is_cpu and library() is not None
+
+
+def multiply(
+    x: Tensor, data: Tensor, kind: GGMLQuantizationType | None, bias: Tensor | None, out: Tensor, scratch: Tensor | None
+) -> None:
+    """x [rows, inputs] times W [outputs, inputs] transposed, plus bias, into `out` [rows, outputs] of x's dtype.
+
+    Sums are float32, in an order that does not depend on the number of rows. W: `data` itself if `kind` is None, else
+    `data` holds its rows packed in that format. `scratch`: uint8, at least x.numel() * 4 bytes, used if x is bfloat16.
+    """
+    kernels = library()
+    assert kernels is not None
+    rows, inputs = x.shape
+    brain = x.dtype == torch.bfloat16
+    if brain:
+        wide = x.new_empty(rows, inputs, dtype=torch.float32) if scratch is None else _floats(scratch, rows, inputs)
+        x = wide.copy_(x)
+    elif x.stride(1) != 1:
+        x = x.contiguous()
+    if data.stride(1) != 1:
+        data = data.contiguous()
+    if bias is not None and bias.dtype != torch.float32:
+        bias = bias.float()
+    kernels.transcribe_multiply(
+        data.data_ptr(), x.data_ptr(), None if bias is None else bias.data_ptr(), out.data_ptr(),
+        data.stride(0) * data.itemsize, data.shape[0], inputs, rows, x.stride(0), out.stride(0),
+        PLAIN[data.dtype] if kind is None else FORMATS[kind.value], brain, torch.get_num_threads(),
+    )  # fmt: skip
+
+
+def _floats(scratch: Tensor, rows: int, columns: int) -> Tensor:
+    return scratch[: rows * columns * 4].view(torch.float32).view(rows, columns)
+
+
+def expand(raw: Tensor, kind: GGMLQuantizationType, out: Tensor) -> bool:
+    """Packed rows, uint8 [rows, row_bytes], as values in `out` [rows, inputs]. False if the kernels cannot."""
+    kernels = library()
+    if kernels is None or not raw.is_cpu or out.dtype not in BRAIN or out.stride(1) != 1 or raw.stride(1) != 1:
+        return False
+    kernels.transcribe_expand(
+        raw.data_ptr(), out.data_ptr(), raw.stride(0), raw.shape[0], out.shape[1], out.stride(0),
+        FORMATS[kind.value], BRAIN[out.dtype], torch.get_num_threads(),
+    )  # fmt: skip
+    return True
