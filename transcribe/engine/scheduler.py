@@ -10,7 +10,9 @@ TRANSCRIBE_POISON=1 fills every released place with NaN, so that a read after re
 
 from __future__ import annotations
 
+import ctypes
 import os
+import sys
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -26,7 +28,7 @@ from .arena import Arena
 from .capture import signature, trace
 from .plan import Plan, Ref, Step, make_plan
 
-PLANS = 256  # plans kept: several lengths of every kind of block; each is some tens of kilobytes
+PLANS = 32  # plans kept, some tens of kilobytes each with their programs: eight lengths of an encoder and a decoder
 
 
 class Instruction(NamedTuple):
@@ -95,8 +97,12 @@ class Scheduler:
         self._account: Account | None = None
 
     def begin(self) -> None:
-        """Start a new piece of work: intermediates kept by `recycle=False` are let go."""
+        """Start a new piece of work: what the last one has freed goes back to the system.
+
+        Caches are freed in pieces of many sizes, which the C library would rather keep: several of them by and by.
+        """
         self._kept.clear()
+        _trim()
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Memory of the caller's own that outlives plans: caches. Counted in a dry run."""
@@ -218,3 +224,11 @@ class Scheduler:
 
 def _form(value: Any) -> Any:
     return (value.shape, value.stride(), value.dtype) if isinstance(value, Tensor) else type(value)
+
+
+def _trim() -> None:
+    """Ask glibc to return free memory to the system; other C libraries do it by themselves or not at all."""
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)
