@@ -261,7 +261,7 @@ def test_a_family_we_do_not_know_is_refused(tmp_path):
 def test_a_tokenizer_of_another_kind_is_refused(source, tmp_path):
     folder = damaged(source, tmp_path, lambda tensors: None)
     Tokenizer(models.WordLevel({"<unk>": 0}, "<unk>")).save(str(folder / "tokenizer.json"))
-    with pytest.raises(ModelError, match="of type WordLevel; only BPE"):
+    with pytest.raises(ModelError, match="of type WordLevel; only BPE is converted"):
         converted(folder, tmp_path, "f16")
 
 

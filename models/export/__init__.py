@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -44,6 +45,14 @@ def named(
     shapes = canonical_shapes(network)
     checkpoint.require({stored(name): shape for name, shape in shapes.items()})
     return {written(name): stored(name) for name in shapes}
+
+
+def size_label(checkpoint: Checkpoint, tensors: Mapping[str, str]) -> str:
+    """How many parameters these tensors hold, as names of models have it: 1.7B, 27M."""
+    count = sum(math.prod(checkpoint.tensors[name].shape) for name in tensors.values())
+    if count >= 10**9:
+        return f"{count / 10**9:.1f}B"
+    return f"{count / 10**6:.0f}M" if count >= 10**6 else f"{count / 10**3:.0f}K"
 
 
 def kept_keys(metadata: Mapping[str, Any]) -> dict[str, Any]:

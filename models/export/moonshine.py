@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +11,8 @@ from transcribe.text.languages import language_name
 
 from ..loading import canonical_shapes
 from ..moonshine import Config, Network, gguf_name, hugging_face_name, identify, read_layout
-from . import Export, kept_keys, named
-from .tokens import size_label, tokenizer_keys
+from . import Export, kept_keys, named, size_label
+from .tokens import tokenizer_keys
 
 if TYPE_CHECKING:
     from transcribe.weights import Checkpoint
@@ -27,9 +26,8 @@ def export(checkpoint: Checkpoint) -> Export:
     tensors = named(Network(config), checkpoint, gguf_name, stored)
     if stored is gguf_name:
         return Export(kept_keys(checkpoint.metadata), {**tensors})
-    parameters = sum(math.prod(checkpoint.tensors[name].shape) for name in tensors.values())
     variant, languages = identify(checkpoint, config)
-    general = describe(variant, languages, size_label(parameters))
+    general = describe(variant, languages, size_label(checkpoint, tensors))
     head_multiple = checkpoint.config.get("pad_head_dim_to_multiple_of") or 0
     return Export(keys(config, general, variant, _tokenizer(checkpoint, config), head_multiple), {**tensors})
 
