@@ -84,7 +84,7 @@ class Plan:
     arena_bytes: int = 0
     heap_bytes: int = 0
     kept_bytes: int = 0
-    """What one run keeps alive when nothing is recycled."""
+    """What one run keeps alive when nothing is recycled: every intermediate, no scratch."""
 
     @property
     def peak_bytes(self) -> int:
@@ -246,7 +246,8 @@ class _Planner:
         copies = [_nbytes(spec) for spec, (_, copied) in zip(plan.specs, plan.outputs, strict=True) if copied]
         at_end = sum(s.nbytes for s in own if s.leaves or s.dies == end)
         plan.heap_bytes = max(plan.heap_bytes, at_end + sum(copies))
-        plan.kept_bytes = sum(s.nbytes for s in self.storages if not s.leaves)
+        results = {id(step.storage): step.storage for step in plan.steps if step.storage is not None}
+        plan.kept_bytes = sum(s.nbytes for s in results.values() if not s.leaves)
 
 
 def _is_view(node: Node) -> bool:
