@@ -362,5 +362,7 @@ def test_a_family_we_do_not_know_is_refused_before_torch_is_there(tmp_path):
 
 
 def test_it_runs_as_a_module():
-    done = subprocess.run([sys.executable, "-m", "transcribe", "--version"], capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, "transcribe 0.1.0\n")
+    command = [sys.executable, "-m", "transcribe", "--version"]
+    environment = os.environ | {"TRANSCRIBE_KERNELS": "torch"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert (done.returncode, done.stdout) == (0, "transcribe 0.1.0 (torch kernels)\n")

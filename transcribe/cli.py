@@ -64,7 +64,9 @@ app = typer.Typer(
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"transcribe {__version__}")
+        from . import kernels
+
+        typer.echo(f"transcribe {__version__} ({kernels.path()} kernels)")
         raise typer.Exit
 
 
