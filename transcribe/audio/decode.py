@@ -146,7 +146,7 @@ class FileStream(AudioStream):
             what = "a video without sound" if container.streams.video and not pictures else "not audio"
             raise AudioError(f"{name}: {what} ({container.format.name})")
         if len(tracks) > 1:
-            self._warn(f"{len(tracks)} audio tracks, only the first is used")
+            self.warnings.append(f"{len(tracks)} audio tracks, only the first is used")
         self.track = tracks[0]
         self.decoder = self.track.codec_context
         if self.decoder is None:
@@ -192,18 +192,15 @@ class FileStream(AudioStream):
         if broken and not decoded:
             raise AudioError(f"{self.name}: not audio, or damaged: nothing in it could be decoded")
         if bad_samples:
-            self._warn(f"{bad_samples} samples are not finite numbers, taken as silence")
+            self.warnings.append(f"{bad_samples} samples are not finite numbers, taken as silence")
         declared = self.declared_seconds if self.exact else None
         self.damaged = bool(broken) or (declared is not None and seconds < _least(declared))
         if self.damaged:
             whole = "" if declared is None else f"of {declared:.1f} "
             packets = f" (packets broken: {broken})" if broken else ""
-            self._warn(f"damaged: decoded {seconds:.1f} {whole}s{packets}")
+            self.warnings.append(f"damaged: decoded {seconds:.1f} {whole}s{packets}")
         elif not decoded:
-            self._warn("there are no samples in it")
-
-    def _warn(self, what: str) -> None:
-        self.warnings.append(f"{self.name}: {what}")
+            self.warnings.append("no samples: there is nothing to hear")
 
     def _frames(self) -> Iterator[av.AudioFrame | None]:
         """Decoded frames; None for each packet that is broken, and for a source that breaks off."""
