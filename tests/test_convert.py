@@ -96,7 +96,10 @@ def test_float32_gives_the_same_bits_whatever_the_layout(source, tmp_path):
     assert again.read_bytes() == converted(ours, tmp_path, "f32", "third.gguf").read_bytes()
 
 
-@pytest.mark.parametrize(("type", "tolerance"), [("f16", 0.01), ("bf16", 0.04), ("q8_0", 0.05), ("q4_0", 0.6)])
+TOLERANCES = {"f16": 0.01, "bf16": 0.04, "q8_0": 0.05, "q4_0": 0.6, "q4_k_m": 0.05}  # here q4_k_m falls back to q8_0
+
+
+@pytest.mark.parametrize(("type", "tolerance"), TOLERANCES.items())
 def test_smaller_types_stay_near(source, tmp_path, type, tolerance):
     expected, found = run(source), run(converted(source, tmp_path, type))
     assert 0 < (found - expected).abs().max() < tolerance * expected.abs().max()
@@ -150,30 +153,39 @@ def test_what_is_multiplied_together_lies_end_to_end(source, tmp_path):
     assert any("q/k/v" in note and "aliased" in note for note in load(open_checkpoint(path), LoadOptions()).notes)
 
 
-POLICY = {  # as transcribe.cpp's quantiser stores them: under q8_0, under bf16
-    "dec.token_embd.weight": (T.Q8_0, T.BF16),
-    "enc.blocks.3.attn.q.weight": (T.Q8_0, T.BF16),
-    "dec.blocks.3.ffn.gate.weight": (T.Q8_0, T.BF16),
-    "enc.conv_out.weight": (T.Q8_0, T.BF16),
-    "enc.blocks.3.attn.q.bias": (T.F32, T.F32),
-    "enc.blocks.3.norm_attn.weight": (T.F32, T.F32),
-    "dec.output_norm.weight": (T.F32, T.F32),
-    "dec.blocks.3.attn.q_norm.weight": (T.F32, T.F32),
-    "enc.ln_post.weight": (T.F32, T.F32),
-    "prj.layer_norms.2.weight": (T.F32, T.F32),
-    "enc.conv.norm.weight": (T.F32, T.F32),
-    "enc.blocks.3.conv.bn.running_var": (T.F32, T.F32),
-    "frontend.mel_filterbank": (T.F32, T.F32),
-    "enc.conv.0.weight": (T.F32, T.F16),
-    "enc.blocks.3.conv.depthwise.weight": (T.F32, T.F16),
-    "enc.blocks.3.conv.pointwise1.weight": (T.F16, T.F16),
+POLICY = {  # as transcribe.cpp's quantiser stores them: under q8_0, q4_k_m and bf16
+    "dec.token_embd.weight": (T.Q8_0, T.Q6_K, T.BF16),
+    "dec.output.weight": (T.Q8_0, T.Q4_K, T.BF16),
+    "enc.blocks.3.attn.q.weight": (T.Q8_0, T.Q4_K, T.BF16),
+    "enc.blocks.3.attn.out.weight": (T.Q8_0, T.Q8_0, T.BF16),
+    "dec.blocks.3.cross_attn.out.weight": (T.Q8_0, T.Q8_0, T.BF16),
+    "dec.blocks.3.attn.o.weight": (T.Q8_0, T.Q8_0, T.BF16),
+    "dec.blocks.3.ffn.gate.weight": (T.Q8_0, T.Q4_K, T.BF16),
+    "enc.conv_out.weight": (T.Q8_0, T.Q4_K, T.BF16),
+    "enc.blocks.3.attn.q.bias": (T.F32, T.F32, T.F32),
+    "enc.blocks.3.norm_attn.weight": (T.F32, T.F32, T.F32),
+    "dec.output_norm.weight": (T.F32, T.F32, T.F32),
+    "dec.blocks.3.attn.q_norm.weight": (T.F32, T.F32, T.F32),
+    "enc.ln_post.weight": (T.F32, T.F32, T.F32),
+    "prj.layer_norms.2.weight": (T.F32, T.F32, T.F32),
+    "enc.conv.norm.weight": (T.F32, T.F32, T.F32),
+    "enc.blocks.3.conv.bn.running_var": (T.F32, T.F32, T.F32),
+    "frontend.mel_filterbank": (T.F32, T.F32, T.F32),
+    "enc.conv.0.weight": (T.F32, T.F32, T.F16),
+    "enc.blocks.3.conv.depthwise.weight": (T.F32, T.F32, T.F16),
+    "enc.blocks.3.conv.pointwise1.weight": (T.F16, T.F16, T.F16),
 }
 
 
 @pytest.mark.parametrize("name", POLICY)
 def test_types_are_those_of_transcribe_cpps_quantiser(name):
-    assert (PRESETS["q8_0"].type_of(name, (64, 64)), PRESETS["bf16"].type_of(name, (64, 64))) == POLICY[name]
-    assert PRESETS["f32"].type_of(name, (64, 64)) == T.F32
+    assert tuple(PRESETS[type].type_of(name, (512, 512)) for type in ("q8_0", "q4_k_m", "bf16")) == POLICY[name]
+    assert PRESETS["f32"].type_of(name, (512, 512)) == T.F32
+
+
+@pytest.mark.parametrize(("row", "under"), [(512, T.Q4_K), (896, T.Q8_0), (80, T.F16)])
+def test_rows_of_broken_blocks_get_what_fits(row, under):
+    assert PRESETS["q4_k_m"].type_of("enc.blocks.0.ffn.fc1.weight", (8, row)) == under
 
 
 def test_a_row_of_broken_blocks_becomes_float16(source, tmp_path):

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130
 Format = Literal["txt", "srt", "vtt", "tsv", "json", "jsonl", "all"]
-WeightType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"]  # those of convert/presets.py
+WeightType = Literal[  # those of convert/presets.py
+    "f32", "f16", "bf16", "q8_0", "q6_k", "q5_k_m", "q5_1", "q5_0", "q4_k_m", "q4_1", "q4_0"
+]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
 BadArguments: Any = typer.BadParameter.__mro__[1]  # the class of all that typer raises while parsing
 

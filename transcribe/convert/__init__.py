@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["PRESETS", "Converted", "check_destination", "convert"]
 
 T = gguf.GGMLQuantizationType
-PIECE = 1 << 20  # values expanded at once
+PIECE = 1 << 18  # values expanded at once
 COPIED = 1 << 24  # bytes copied at once
 
 
@@ -105,7 +105,15 @@ def _pieces(checkpoint: Checkpoint, name: str, type: T) -> Iterator[np.ndarray]:
             raise ModelError(f"{checkpoint.path}: tensor {name!r} holds infinity or no number; is it damaged?")
         if type == T.F16 and np.abs(values).max(initial=0) > np.finfo(np.float16).max:
             raise ModelError(f"{checkpoint.path}: tensor {name!r} is too large for float16; use --type bf16 or f32")
-        yield gguf.quants.quantize(values, type)
+        yield _packed(values, type)
+
+
+def _packed(values: np.ndarray, type: T) -> np.ndarray:
+    if type in (T.Q4_K, T.Q5_K, T.Q6_K):
+        from . import kquants
+
+        return kquants.quantize(values, type)
+    return gguf.quants.quantize(values, type)
 
 
 def _values(checkpoint: Checkpoint, name: str) -> Iterator[np.ndarray]:

@@ -15,7 +15,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, LlamaFileType
 from transcribe.errors import UsageError
 
 T = GGMLQuantizationType
-Kind = Literal["matrix", "pointwise", "convolution", "exact"]
+Kind = Literal["matrix", "embedding", "attention_out", "pointwise", "convolution", "exact"]
 
 EXACT = re.compile(
     r"""
@@ -26,25 +26,34 @@ EXACT = re.compile(
     """,
     re.VERBOSE,
 )
+EMBEDDING = re.compile(r"^dec\.(token_embd|embed\.token)\.weight$")
+ATTENTION_OUT = re.compile(r"attn\.(linear_out|out|o)\.weight$")
 POINTWISE = re.compile(r"enc\.blocks\..*\.conv[._]pointwise[12]\.weight$")
 CONVOLUTION = re.compile(r"\.conv\..*weight$ | \.conv_depthwise\.weight$ | \.attn\.fsmn\.weight$", re.VERBOSE)
 
 
 @dataclass(frozen=True)
 class Preset:
-    """The type of each kind of tensor, and what `general.file_type` calls the whole."""
+    """The type of each kind of tensor, and what `general.file_type` calls the whole.
+
+    `fallback` is for rows that are no whole number of blocks, and float16 for those that are none of its either.
+    """
 
     file_type: LlamaFileType
     matrix: T
+    embedding: T | None = None
+    attention_out: T | None = None
+    fallback: T = T.F16
     pointwise: T = T.F16
     convolution: T = T.F32
     exact: T = T.F32
 
     def type_of(self, name: str, shape: tuple[int, ...]) -> T:
-        """The type of a tensor in the file; float16 where a row is no whole number of blocks."""
-        type: T = getattr(self, kind_of(name))
-        block, _ = GGML_QUANT_SIZES[type]
-        return type if shape and shape[-1] % block == 0 else T.F16 if block > 1 else type
+        """The type of a tensor in the file, by its name in transcribe.cpp's dialect and its shape."""
+        own: T | None = getattr(self, kind_of(name))
+        wanted = self.matrix if own is None else own  # T.F32 is 0
+        row = shape[-1] if shape else 1
+        return next(type for type in (wanted, self.fallback, T.F16) if row % GGML_QUANT_SIZES[type][0] == 0)
 
 
 PRESETS = {
@@ -52,22 +61,27 @@ PRESETS = {
     "f16": Preset(LlamaFileType.MOSTLY_F16, T.F16),
     "bf16": Preset(LlamaFileType.MOSTLY_BF16, T.BF16, convolution=T.F16),
     "q8_0": Preset(LlamaFileType.MOSTLY_Q8_0, T.Q8_0),
+    "q6_k": Preset(LlamaFileType.MOSTLY_Q6_K, T.Q6_K, fallback=T.Q8_0),
+    "q5_k_m": Preset(LlamaFileType.MOSTLY_Q5_K_M, T.Q5_K, T.Q6_K, T.Q8_0, T.Q8_0),
     "q5_1": Preset(LlamaFileType.MOSTLY_Q5_1, T.Q5_1),
     "q5_0": Preset(LlamaFileType.MOSTLY_Q5_0, T.Q5_0),
+    "q4_k_m": Preset(LlamaFileType.MOSTLY_Q4_K_M, T.Q4_K, T.Q6_K, T.Q8_0, T.Q8_0),
     "q4_1": Preset(LlamaFileType.MOSTLY_Q4_1, T.Q4_1),
     "q4_0": Preset(LlamaFileType.MOSTLY_Q4_0, T.Q4_0),
 }
 
 
 def kind_of(name: str) -> Kind:
-    """What a tensor is, by its name in transcribe.cpp's dialect."""
-    if name == "dec.token_embd.weight":
-        return "matrix"
+    """What a tensor is, by its name."""
+    if EMBEDDING.search(name):
+        return "embedding"
     if EXACT.search(name):
         return "exact"
     if POINTWISE.search(name):
         return "pointwise"
-    return "convolution" if CONVOLUTION.search(name) else "matrix"
+    if CONVOLUTION.search(name):
+        return "convolution"
+    return "attention_out" if ATTENTION_OUT.search(name) else "matrix"
 
 
 def preset(type: str) -> Preset:
