@@ -12,6 +12,7 @@ from __future__ import annotations
 import builtins
 import operator
 from collections.abc import Callable
+from itertools import zip_longest
 from typing import Any, Protocol
 
 import torch
@@ -88,7 +89,9 @@ def _like_first(x: Tensor, *args: Any, **kwargs: Any) -> Spec:
 def _broadcast(a: Tensor | float, b: Tensor | float) -> Spec:
     if not isinstance(a, Tensor) or not isinstance(b, Tensor):
         return _like_first(a if isinstance(a, Tensor) else b)  # type: ignore[arg-type]
-    return tuple(torch.broadcast_shapes(a.shape, b.shape)), torch.promote_types(a.dtype, b.dtype)
+    # torch.broadcast_shapes would import sympy and 480 modules with it: a second, and 33 MiB.
+    sizes = zip_longest(reversed(a.shape), reversed(b.shape), fillvalue=1)
+    return tuple(n if m == 1 else m for m, n in sizes)[::-1], torch.promote_types(a.dtype, b.dtype)
 
 
 def _gelu(x: Tensor, approximate: str = "none", *, out: Tensor | None = None) -> Tensor:
