@@ -3,8 +3,8 @@
 #define NAME(name) name##_avx2
 #define VECTOR __m256
 #define LANES 8
-#define MAX_COUNT 4
-#define WIDE_ROWS 2
+#define REGISTERS 16
+#define FOUR_HALVES
 
 INLINE VECTOR NAME(all)(float value) { return _mm256_set1_ps(value); }
 INLINE VECTOR NAME(load)(const float *p) { return _mm256_loadu_ps(p); }
@@ -29,9 +29,14 @@ INLINE void NAME(store_brain)(uint16_t *p, VECTOR v) {
     _mm_storeu_si128((__m128i *)p, _mm256_castsi256_si128(rounded));
 }
 
-INLINE void NAME(widen_signed)(BYTES q, VECTOR *w) {
-    w[0] = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32((__m128i)q));
-    w[1] = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_unpackhi_epi64((__m128i)q, (__m128i)q)));
+INLINE void NAME(widen)(const int8_t *q, VECTOR *w) {
+    for (int j = 0; j < 2; j++)
+        w[j] = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(q + 8 * j))));
+}
+INLINE void NAME(eight)(uint64_t bytes, float factor, float *out) {
+    __m256 v = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128((long long)bytes)));
+    _mm256_storeu_ps(out, v * _mm256_set1_ps(factor));
+    IN_MEMORY(out, 32);
 }
 INLINE void NAME(widen_half)(const uint8_t *p, VECTOR *w) {
     w[0] = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
@@ -44,12 +49,19 @@ INLINE void NAME(widen_brain)(const uint8_t *p, VECTOR *w) {
     }
 }
 
-INLINE BYTES NAME(fifth)(const uint8_t *p) {
-    uint16_t bits;
-    memcpy(&bits, p, 2);
-    __m128i each = _mm_shuffle_epi8(_mm_cvtsi32_si128(bits), _mm_set_epi64x(0x0101010101010101, 0));
-    __m128i own = _mm_set1_epi64x((long long)0x8040201008040201);
-    return (BYTES)_mm_and_si128(_mm_cmpeq_epi8(_mm_and_si128(each, own), own), _mm_set1_epi8(16));
+/* Sixteen bytes twice: their low nibbles, then their high ones. */
+INLINE BYTES32 NAME(twice)(const uint8_t *p) {
+    __m256i q = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)p));
+    q = _mm256_srlv_epi32(q, _mm256_set_epi32(4, 4, 4, 4, 0, 0, 0, 0));
+    return (BYTES32)_mm256_and_si256(q, _mm256_set1_epi8(15));
 }
 
-#define PLAIN_NIBBLES
+/* 32 bits, each as bit 4 of a byte. */
+INLINE BYTES32 NAME(fifth)(const uint8_t *p) {
+    int32_t bits;
+    memcpy(&bits, p, 4);
+    const __m256i spread = _mm256_set_epi64x(0x0303030303030303, 0x0202020202020202, 0x0101010101010101, 0);
+    const __m256i own = _mm256_set1_epi64x((long long)0x8040201008040201);
+    __m256i each = _mm256_and_si256(_mm256_shuffle_epi8(_mm256_set1_epi32(bits), spread), own);
+    return (BYTES32)_mm256_and_si256(_mm256_cmpeq_epi8(each, own), _mm256_set1_epi8(16));
+}

@@ -3,8 +3,9 @@
 #define NAME(name) name##_avx512
 #define VECTOR __m512
 #define LANES 16
-#define MAX_COUNT 8
-#define WIDE_ROWS 2
+#define REGISTERS 32
+#define FOUR_HALVES
+#define OWN_NIBBLES
 
 INLINE VECTOR NAME(all)(float value) { return _mm512_set1_ps(value); }
 INLINE VECTOR NAME(load)(const float *p) { return _mm512_loadu_ps(p); }
@@ -22,7 +23,14 @@ INLINE void NAME(store_brain)(uint16_t *p, VECTOR v) {
     _mm256_storeu_si256((__m256i *)p, _mm512_cvtepi32_epi16(rounded));
 }
 
-INLINE void NAME(widen_signed)(BYTES q, VECTOR *w) { w[0] = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32((__m128i)q)); }
+INLINE void NAME(widen)(const int8_t *q, VECTOR *w) {
+    w[0] = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)q)));
+}
+INLINE void NAME(eight)(uint64_t bytes, float factor, float *out) {
+    __m256 v = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128((long long)bytes)));
+    _mm256_storeu_ps(out, v * _mm256_set1_ps(factor));
+    IN_MEMORY(out, 32);
+}
 INLINE void NAME(widen_half)(const uint8_t *p, VECTOR *w) {
     w[0] = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
 }
@@ -31,10 +39,16 @@ INLINE void NAME(widen_brain)(const uint8_t *p, VECTOR *w) {
     w[0] = _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
 }
 
-INLINE BYTES NAME(fifth)(const uint8_t *p) {
-    uint16_t bits;
-    memcpy(&bits, p, 2);
-    return (BYTES)_mm_maskz_set1_epi8(bits, 16);
+INLINE BYTES32 NAME(twice)(const uint8_t *p) {
+    __m256i q = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)p));
+    q = _mm256_srlv_epi32(q, _mm256_set_epi32(4, 4, 4, 4, 0, 0, 0, 0));
+    return (BYTES32)_mm256_and_si256(q, _mm256_set1_epi8(15));
+}
+
+INLINE BYTES32 NAME(fifth)(const uint8_t *p) {
+    uint32_t bits;
+    memcpy(&bits, p, 4);
+    return (BYTES32)_mm256_maskz_set1_epi8(bits, 16);
 }
 
 /* A nibble has sixteen values: they are computed once a group and looked up. The permutation reads the low four bits of

@@ -1,12 +1,33 @@
 /* Everything for the instruction set named by INSTRUCTION_SET. */
 #include INSTRUCTION_SET
 
-#ifdef PLAIN_NIBBLES
+/* The float16 at byte `at` of each row's block. */
+INLINE void NAME(halves)(const uint8_t *const *b, const int at, float *out, const int rows) {
+#ifdef FOUR_HALVES
+    uint64_t four = 0;
+    for (int r = 0; r < rows; r++) {
+        uint16_t bits;
+        memcpy(&bits, b[r] + at, 2);
+        four |= (uint64_t)bits << 16 * r;
+    }
+    _mm_storeu_ps(out, _mm_cvtph_ps(_mm_cvtsi64_si128((long long)four)));
+    IN_MEMORY(out, 16);
+#else
+    for (int r = 0; r < rows; r++) {
+        uint16_t bits;
+        memcpy(&bits, b[r] + at, 2);
+        out[r] = NAME(half)(bits);
+    }
+#endif
+}
+
+#ifndef OWN_NIBBLES
 /* Sixteen nibbles from bit `shift` of each byte, less `zero`, scaled, and shifted if there is an offset. */
 INLINE void NAME(nibbles)(const uint8_t *p, const int shift, float scale, VECTOR *w, const int zero, const float *offset) {
-    BYTES q;
+    BYTES16 q;
     memcpy(&q, p, 16);
-    NAME(widen_signed)(((BYTES)((WORDS)q >> (uint16_t)shift) & 15) - (uint8_t)zero, w);
+    q = ((BYTES16)((WORDS16)q >> (uint16_t)shift) & 15) - (uint8_t)zero;
+    NAME(widen)((const int8_t *)&q, w);
     for (int j = 0; j < 16 / LANES; j++) {
         w[j] = w[j] * NAME(all)(scale);
         if (offset) w[j] = w[j] + NAME(all)(*offset);
@@ -18,10 +39,11 @@ INLINE void NAME(nibbles)(const uint8_t *p, const int shift, float scale, VECTOR
 #include "rows.h"
 
 #undef INSTRUCTION_SET
-#undef PLAIN_NIBBLES
+#undef OWN_NIBBLES
+#undef FOUR_HALVES
 #undef TARGET
 #undef NAME
 #undef VECTOR
 #undef LANES
-#undef MAX_COUNT
-#undef WIDE_ROWS
+#undef REGISTERS
+#undef WIDE_TILES

@@ -6,8 +6,7 @@ typedef int32_t NAME(integers) __attribute__((vector_size(16)));
 typedef uint32_t NAME(unsigned) __attribute__((vector_size(16)));
 #define VECTOR NAME(vector)
 #define LANES 4
-#define MAX_COUNT 4
-#define WIDE_ROWS 2
+#define REGISTERS 16
 
 INLINE VECTOR NAME(all)(float value) { return (VECTOR){value, value, value, value}; }
 INLINE VECTOR NAME(load)(const float *p) {
@@ -46,11 +45,11 @@ INLINE void NAME(store_brain)(uint16_t *p, VECTOR v) {
     for (int j = 0; j < LANES; j++) p[j] = brain(v[j]);
 }
 
-INLINE void NAME(widen_signed)(BYTES q, VECTOR *w) {
-    for (int j = 0; j < 4; j++) {
-        NAME(integers) wide = {(int8_t)q[4 * j], (int8_t)q[4 * j + 1], (int8_t)q[4 * j + 2], (int8_t)q[4 * j + 3]};
-        w[j] = __builtin_convertvector(wide, VECTOR);
-    }
+INLINE void NAME(widen)(const int8_t *q, VECTOR *w) {
+    for (int j = 0; j < 4; j++, q += 4) w[j] = __builtin_convertvector(((NAME(integers)){q[0], q[1], q[2], q[3]}), VECTOR);
+}
+INLINE void NAME(eight)(uint64_t bytes, float factor, float *out) {
+    for (int j = 0; j < 8; j++, bytes >>= 8) out[j] = factor * (float)(bytes & 255);
 }
 INLINE void NAME(widen_half)(const uint8_t *p, VECTOR *w) {
     uint16_t bits[16];
@@ -66,16 +65,24 @@ INLINE void NAME(widen_brain)(const uint8_t *p, VECTOR *w) {
         w[j] = (VECTOR)((NAME(unsigned)){bits[4 * j], bits[4 * j + 1], bits[4 * j + 2], bits[4 * j + 3]} << 16);
 }
 
+/* Sixteen bytes twice: their low nibbles, then their high ones. */
+INLINE BYTES32 NAME(twice)(const uint8_t *p) {
+    uint64_t words[4];
+    memcpy(words, p, 16);
+    words[2] = words[0] >> 4, words[3] = words[1] >> 4;
+    BYTES32 q;
+    memcpy(&q, words, 32);
+    return q & 15;
+}
+
 /* A byte repeated eight times keeps another bit in each copy; adding 127 carries a kept bit to bit 7. */
-INLINE BYTES NAME(fifth)(const uint8_t *p) {
-    uint64_t spread[2];
-    for (int j = 0; j < 2; j++) {
+INLINE BYTES32 NAME(fifth)(const uint8_t *p) {
+    uint64_t spread[4];
+    for (int j = 0; j < 4; j++) {
         spread[j] = (p[j] * 0x0101010101010101u & 0x8040201008040201u) + 0x7F7F7F7F7F7F7F7Fu;
         spread[j] = spread[j] >> 3 & 0x1010101010101010u;
     }
-    BYTES q;
-    memcpy(&q, spread, 16);
+    BYTES32 q;
+    memcpy(&q, spread, 32);
     return q;
 }
-
-#define PLAIN_NIBBLES

@@ -46,8 +46,8 @@ struct kernels {
     rows_function multiply, expand;
 };
 
-typedef uint8_t BYTES __attribute__((vector_size(16)));
-typedef uint16_t WORDS __attribute__((vector_size(16)));
+typedef uint8_t BYTES16 __attribute__((vector_size(16))), BYTES32 __attribute__((vector_size(32)));
+typedef uint16_t WORDS16 __attribute__((vector_size(16))), WORDS32 __attribute__((vector_size(32)));
 
 /* To the nearest bfloat16, ties to even; any NaN becomes torch's. */
 static inline uint16_t brain(float value) {
@@ -62,8 +62,20 @@ static inline void put(const struct product *p, int64_t n, int64_t m, float valu
     else ((float *)p->y)[m * p->y_stride + n] = value;
 }
 
+/* The rows that come next, while these are worked on. Prefetching never faults. */
+#define AHEAD(p, size) \
+    for (int64_t line = 0; line < (size); line += 64) __builtin_prefetch((p) + line);
+
+/* Loops with constant ends, meant to vanish. */
+#define UNROLL _Pragma("GCC unroll 8")
+
+/* Makes the compiler load what has just been stored: a load into every lane of a vector costs no arithmetic, and it
+ * would rather shuffle registers. */
+#define IN_MEMORY(p, size) __asm__("" : "+m"(*(char(*)[size])(p)))
+
 #define MAX_ROWS 4
 #define UNUSED __attribute__((unused))
+#define ALIGNED __attribute__((aligned(64)))
 #define INLINE static inline __attribute__((always_inline)) TARGET
 
 #define INSTRUCTION_SET "generic.h"
