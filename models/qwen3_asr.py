@@ -239,6 +239,7 @@ class Qwen3ASR:
         began = time.perf_counter()
         prompt = self.prompts.make(request.prompt, request.language)
         rows = self.rows(samples.to(self.device), prompt)
+        self.engine.trim()
         encoded = time.perf_counter()
         budget = request.max_tokens or self.budget(len(samples) / RATE)
         self._check_length(len(rows), budget)

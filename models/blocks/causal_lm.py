@@ -152,6 +152,7 @@ class LanguageModel:
         for start in range(0, len(rows), CHUNK):
             x = rows[start : start + CHUNK]
             position = cache[0].length
+            cache.reserve(position + len(x))
             rotation = self._rotation(position, position + len(x))
             for i, layer in enumerate(self.decoder.layers):
                 x = self.engine(layer, x, rotation, cache[i])

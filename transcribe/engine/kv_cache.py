@@ -33,11 +33,15 @@ class LayerCache:
         self._keys = engine.empty((0, heads, head_dim), dtype)
         self._values = engine.empty((0, heads, head_dim), dtype)
 
+    @property
+    def capacity(self) -> int:
+        return self._keys.shape[0]
+
     def reserve(self, rows: int) -> None:
         """Make room for `rows` rows in all. Raises `ValueError` beyond the limit."""
         if rows > self.limit:
             raise ValueError(f"KV cache of {self.limit} rows cannot hold {rows}")
-        if rows > self._keys.shape[0]:
+        if rows > self.capacity:
             capacity = min(self.limit, -(-rows // GROWTH) * GROWTH)
             self._keys = self._grown(self._keys, capacity)
             self._values = self._grown(self._values, capacity)
@@ -63,12 +67,15 @@ class KVCache:
     def __init__(
         self, engine: Scheduler, layers: int, limit: int, heads: int, head_dim: int, dtype: torch.dtype
     ) -> None:
+        self.engine = engine
         self.layers = [LayerCache(engine, limit, heads, head_dim, dtype) for _ in range(layers)]
 
     def __getitem__(self, layer: int) -> LayerCache:
         return self.layers[layer]
 
     def reserve(self, rows: int) -> None:
-        """Make room for `rows` rows in all in every layer: a prompt whose length is known need not grow in steps."""
-        for layer in self.layers:
-            layer.reserve(rows)
+        """Make room for `rows` rows in all in every layer, and give back what the smaller caches leave behind."""
+        if rows > self.layers[0].capacity:
+            for layer in self.layers:
+                layer.reserve(rows)
+            self.engine.trim()

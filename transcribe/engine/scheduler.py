@@ -104,6 +104,11 @@ class Scheduler:
         self._kept.clear()
         _trim()
 
+    def trim(self) -> None:
+        """Between the stages of a piece of work: what has been freed goes back to the system."""
+        if self._account is None:
+            _trim()
+
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Memory of the caller's own that outlives plans: caches. Counted in a dry run."""
         with torch.inference_mode(False):
