@@ -6,6 +6,8 @@ reference quantisers do without an importance matrix (ggml-quants.c, `quantize_r
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import torch
 from gguf import GGMLQuantizationType
@@ -13,6 +15,7 @@ from torch import Tensor
 
 T = GGMLQuantizationType
 BLOCK = 256
+GROUP = 128  # blocks a thread packs at once: they stay in its cache, and torch starts no threads of its own for them
 TINY = 1e-15  # a sub-block with nothing larger is all zeros
 LARGEST_SCALE = 63  # of the six bits for a scale or a minimum
 
@@ -20,8 +23,9 @@ LARGEST_SCALE = 63  # of the six bits for a scale or a minimum
 def quantize(values: np.ndarray, type: T) -> np.ndarray:
     """float32 [rows, columns] -> uint8 [rows, row_bytes]. `type` is Q4_K, Q5_K or Q6_K; columns a multiple of 256."""
     blocks = torch.from_numpy(np.ascontiguousarray(values)).view(-1, BLOCK)
-    packed = {T.Q4_K: _q4_k, T.Q5_K: _q5_k, T.Q6_K: _q6_k}[type](blocks)
-    return packed.view(len(values), -1).numpy()
+    pack = {T.Q4_K: _q4_k, T.Q5_K: _q5_k, T.Q6_K: _q6_k}[type]
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        return torch.cat(list(pool.map(pack, blocks.split(GROUP)))).view(len(values), -1).numpy()
 
 
 def _q4_k(x: Tensor) -> Tensor:
@@ -72,10 +76,10 @@ def _fit_with_minimum(x: Tensor, top: int, start: float, steps: int) -> tuple[Te
 
     def levels_at(steps: float, minimum: Tensor) -> Tensor:
         rate = (steps / (high - minimum)).nan_to_num_(0.0, 0.0)
-        return x.sub(minimum).mul_(rate).round_().clamp_(0, top)
+        return torch.addcmul(-minimum * rate, x, rate).round_().clamp_(0, top)
 
     def error(levels: Tensor, scale: Tensor, minimum: Tensor) -> Tensor:
-        return levels.mul(scale).add_(minimum).sub_(x).square_().mul_(weight).sum(0)
+        return torch.addcmul(minimum, levels, scale).sub_(x).square_().mul_(weight).sum(0)
 
     best_scale, best_minimum = (high - low) / top, low
     best = error(levels_at(top, low), best_scale, best_minimum)
