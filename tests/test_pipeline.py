@@ -276,6 +276,9 @@ def test_the_window_fits_the_memory_limit():
         ({"beam_size": 0}, "at least 1"),
         ({"temperature": 0.5}, "does not sample"),
         ({"temperature": float("nan")}, "at least 0"),
+        ({"top_p": 0.0}, "above 0, at most 1"),
+        ({"top_p": 0.9}, "set a temperature"),
+        ({"seed": 1}, "set a temperature"),
         ({"max_tokens": 0}, "at least 1"),
     ],
 )

@@ -103,6 +103,10 @@ def transcribe(
     timestamps: Annotated[Timestamps, typer.Option("--timestamps", help="Which times to give.")] = "segment",
     beam_size: Annotated[int, typer.Option("--beam-size", min=1, help="1 is greedy.")] = 1,
     temperature: Annotated[float, typer.Option("--temperature", min=0.0, help="0 samples nothing.")] = 0.0,
+    top_p: Annotated[
+        float, typer.Option("--top-p", min=0.0, max=1.0, help="With a temperature: the share of likely tokens.")
+    ] = 1.0,
+    seed: Annotated[int | None, typer.Option("--seed", help="With a temperature: repeats what is drawn.")] = None,
     max_tokens: Annotated[int | None, typer.Option("--max-tokens", min=1, help="Limit for one window.")] = None,
     batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Windows decoded together.")] = 1,
     recursive: Annotated[bool, typer.Option("--recursive", help="Folders with their subfolders.")] = False,
@@ -152,7 +156,7 @@ def transcribe(
         raise UsageError(f"--batch-size {batch_size}: decoding several windows together is not there yet; use 1")
     limit = parse_size(memory_limit) if memory_limit is not None else None
     formats = writers.formats(output_format, timestamps)
-    request = Request(language, task, prompt, timestamps, beam_size, temperature, max_tokens)
+    request = Request(language, task, prompt, timestamps, beam_size, temperature, max_tokens, top_p, seed)
     options = LoadOptions(device, dtype, threads, not no_mmap, not no_alias, not no_recycle, limit)
 
     console = Console(quiet)

@@ -74,6 +74,10 @@ class Transcriber:
             raise UsageError(f"temperature {request.temperature}: at least 0")
         if request.temperature > 0 and not can.temperature:
             raise UsageError(f"{model} does not sample: the temperature must be 0")
+        if not 0 < request.top_p <= 1:
+            raise UsageError(f"top-p {request.top_p}: above 0, at most 1")
+        if request.temperature == 0 and (request.top_p < 1 or request.seed is not None):
+            raise UsageError("top-p and seed are for sampling: set a temperature above 0")
         if request.max_tokens is not None and request.max_tokens < 1:
             raise UsageError(f"{request.max_tokens} tokens at most: at least 1")
         return replace(request, language=language)

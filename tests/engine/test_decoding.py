@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from transcribe.engine.decoding import greedy, loop_period
+from transcribe.engine.decoding import Sampler, greedy, loop_period
 from transcribe.errors import TranscribeError
 
 
@@ -58,3 +58,33 @@ def test_logits_that_are_not_finite_are_an_error(bad):
 
     with pytest.raises(TranscribeError, match="not finite"):
         greedy(step, start=1, stop=frozenset({0}), budget=10)
+
+
+def test_sampling_follows_the_probabilities():
+    logits = torch.tensor([1.0, 0.0, 0.0, 2.0]).log()
+    draw = Sampler(temperature=1.0, seed=3)
+    counts = torch.bincount(torch.tensor([draw(logits.clamp(min=-50)) for _ in range(900)]), minlength=4)
+    assert counts[1] == counts[2] == 0
+    assert counts[3] / counts[0] == pytest.approx(2.0, rel=0.2)
+
+
+def test_a_low_temperature_takes_the_most_probable():
+    draw = Sampler(temperature=1e-6, seed=0)
+    assert {draw(torch.tensor([1.0, 1.2, 1.1])) for _ in range(20)} == {1}
+
+
+def test_top_p_leaves_out_the_unlikely_but_never_everything():
+    logits = torch.tensor([0.5, 0.3, 0.15, 0.05]).log()
+    assert {draw(logits) for draw in [Sampler(1.0, top_p=0.7, seed=1)] for _ in range(100)} == {0, 1}
+    assert {draw(logits) for draw in [Sampler(1.0, top_p=1e-9, seed=1)] for _ in range(20)} == {0}
+
+
+def test_a_seed_repeats_the_draws():
+    logits = torch.zeros(1000)
+    first, again, other = ([draw(logits) for _ in range(8)] for draw in (Sampler(1.0, seed=s) for s in (1, 1, 2)))
+    assert first == again != other
+
+
+def test_sampling_from_logits_that_are_not_finite_is_an_error():
+    with pytest.raises(TranscribeError, match="not finite"):
+        Sampler(1.0)(torch.tensor([0.0, float("nan")]))

@@ -33,3 +33,11 @@ def test_layers_have_caches_of_their_own():
     cache = new_cache()
     cache[0].append(*torch.zeros(2, 3, 2, 4))
     assert (cache[0].length, cache[1].length) == (3, 0)
+
+
+def test_reserving_makes_room_in_every_layer_and_keeps_what_is_there():
+    cache, rows = new_cache(), torch.randn(2, 5, 2, 4)
+    cache[1].append(*rows)
+    cache.reserve(100)
+    assert [layer.capacity for layer in cache.layers] == [128, 128]
+    assert torch.equal(cache[1].append(*rows)[0], torch.cat([rows[0], rows[0]]))
