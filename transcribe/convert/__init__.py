@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["PRESETS", "Converted", "check_destination", "convert"]
 
 T = gguf.GGMLQuantizationType
-PIECE = 1 << 18  # values expanded at once
+PIECE = 1 << 20  # values expanded at once
 COPIED = 1 << 24  # bytes copied at once
 
 
