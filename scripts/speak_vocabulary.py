@@ -24,7 +24,7 @@ WORDS = """
     zero one two three four five six seven eight nine ten eleven twelve
     red orange yellow green blue black white
     cat dog horse mouse lion tiger rabbit elephant monkey snake
-""".split()
+""".split()  # noqa: SIM905
 # name: espeak-ng's voice, words a minute, pitch (0 to 99)
 RENDERINGS = {
     "us-slow": ("en-us", 130, 45),
