@@ -80,15 +80,15 @@ def multiply(
     if brain:
         wide = x.new_empty(rows, inputs, dtype=torch.float32) if scratch is None else _floats(scratch, rows, inputs)
         x = wide.copy_(x)
-    elif x.stride(1) != 1:
+    elif not x.is_contiguous() and x.stride(1) != 1:
         x = x.contiguous()
-    if data.stride(1) != 1:
+    if not data.is_contiguous() and data.stride(1) != 1:
         data = data.contiguous()
     if bias is not None and bias.dtype != torch.float32:
         bias = bias.float()
     kernels.transcribe_multiply(
         data.data_ptr(), x.data_ptr(), None if bias is None else bias.data_ptr(), out.data_ptr(),
-        data.stride(0) * data.itemsize, data.shape[0], inputs, rows, x.stride(0), out.stride(0),
+        data.stride(0) * data.itemsize, out.shape[1], inputs, rows, x.stride(0), out.stride(0),
         PLAIN[data.dtype] if kind is None else FORMATS[kind.value], brain, torch.get_num_threads(),
     )  # fmt: skip
 

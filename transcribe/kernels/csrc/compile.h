@@ -1,6 +1,20 @@
 /* Everything for the instruction set named by INSTRUCTION_SET. */
 #include INSTRUCTION_SET
 
+/* To the nearest bfloat16, ties to even; any NaN becomes torch's. */
+INLINE uint16_t NAME(brain)(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, 4);
+    return value != value ? 0x7FC0 : (uint16_t)((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
+}
+
+/* Compiled here too: plain SSE code among AVX code would wait for the whole of every register it touches. */
+INLINE void NAME(put)(const struct product *p, int64_t n, int64_t m, float value) {
+    if (p->bias) value += p->bias[n];
+    if (p->brain) ((uint16_t *)p->y)[m * p->y_stride + n] = NAME(brain)(value);
+    else ((float *)p->y)[m * p->y_stride + n] = value;
+}
+
 /* The float16 at byte `at` of each row's block. */
 INLINE void NAME(halves)(const uint8_t *const *b, const int at, float *out, const int rows) {
 #ifdef FOUR_HALVES

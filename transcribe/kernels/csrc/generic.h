@@ -42,7 +42,9 @@ INLINE float NAME(half)(uint16_t bits) {
 #endif
 
 INLINE void NAME(store_brain)(uint16_t *p, VECTOR v) {
-    for (int j = 0; j < LANES; j++) p[j] = brain(v[j]);
+    NAME(unsigned) bits = (NAME(unsigned))v;
+    bits = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
+    for (int j = 0; j < LANES; j++) p[j] = v[j] != v[j] ? 0x7FC0 : (uint16_t)bits[j];
 }
 
 INLINE void NAME(widen)(const int8_t *q, VECTOR *w) {

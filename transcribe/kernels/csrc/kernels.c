@@ -49,19 +49,6 @@ struct kernels {
 typedef uint8_t BYTES16 __attribute__((vector_size(16))), BYTES32 __attribute__((vector_size(32)));
 typedef uint16_t WORDS16 __attribute__((vector_size(16))), WORDS32 __attribute__((vector_size(32)));
 
-/* To the nearest bfloat16, ties to even; any NaN becomes torch's. */
-static inline uint16_t brain(float value) {
-    uint32_t bits;
-    memcpy(&bits, &value, 4);
-    return value != value ? 0x7FC0 : (uint16_t)((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
-}
-
-static inline void put(const struct product *p, int64_t n, int64_t m, float value) {
-    if (p->bias) value += p->bias[n];
-    if (p->brain) ((uint16_t *)p->y)[m * p->y_stride + n] = brain(value);
-    else ((float *)p->y)[m * p->y_stride + n] = value;
-}
-
 /* The rows that come next, while these are worked on. Prefetching never faults. */
 #define AHEAD(p, size) \
     for (int64_t line = 0; line < (size); line += 64) __builtin_prefetch((p) + line);

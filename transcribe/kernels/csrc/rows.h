@@ -31,7 +31,7 @@
 #define COUNT_END(c) x[c] = memcpy(ends[c], x[c], (size_t)rest * 4);
 #define CELL_START(r, c) sum[r][c] = NAME(all)(0);
 #define CELL_FUSE(r, c) sum[r][c] = NAME(fused)(v[r][j], NAME(load)(x[c] + at + j * LANES), sum[r][c]);
-#define CELL_PUT(r, c) put(p, n + r, m + c, NAME(total)(sum[r][c]));
+#define CELL_PUT(r, c) NAME(put)(p, n + r, m + c, NAME(total)(sum[r][c]));
 
 #define STEP(t, ROWS, COUNT, offset)                                                                     \
     do {                                                                                                 \
