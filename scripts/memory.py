@@ -128,7 +128,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("clip", type=Path)
     parser.add_argument("--model", help="path or name; the default model if not given")
     parser.add_argument("--seconds", nargs="+", type=float, default=[30, 1200], help="lengths of the recording")
-    parser.add_argument("--prompts", nargs="+", type=int, default=[], help="characters of context, with the first length")
+    parser.add_argument("--prompts", nargs="+", type=int, default=[], help="characters, at the first length")
     parser.add_argument("--switches", nargs="+", choices=SWITCHES, default=["default"])
     parser.add_argument("--max-tokens", type=int, help="for each window")
     parser.add_argument("--json", type=Path, help="every figure of every run")
@@ -158,7 +158,8 @@ def main() -> None:
                 print(f"{seconds:g} s, {characters} characters, {switch}: {row['anonymous'] / MIB:.1f} MiB, "
                       f"{row['took']:.1f} s, text {row['hash']}", file=sys.stderr, flush=True)  # fmt: skip
 
-    by_length, by_prompt = rows[: len(args.seconds) * len(args.switches)], rows[len(args.seconds) * len(args.switches) :]
+    lengths = len(args.seconds) * len(args.switches)
+    by_length, by_prompt = rows[:lengths], rows[lengths:]
     print(table(by_length, "seconds", "seconds of audio"))
     if by_prompt:
         print("\n" + table(by_prompt, "characters", "characters of prompt"))
