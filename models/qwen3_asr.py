@@ -421,72 +421,58 @@ def read_layout(checkpoint: Checkpoint) -> tuple[Config, Callable[[str], str]]:
     return _hugging_face_config(checkpoint, checkpoint.config, native_name), native_name
 
 
+# field: (key in stt.qwen3_asr.encoder, key in audio_config)
+_AUDIO_KEYS = {
+    "width": ("d_model", "d_model"),
+    "layers": ("n_layers", "encoder_layers"),
+    "heads": ("n_heads", "encoder_attention_heads"),
+    "ffn": ("ffn_dim", "encoder_ffn_dim"),
+    "mels": ("num_mel_bins", "num_mel_bins"),
+    "channels": ("downsample_hidden", "downsample_hidden_size"),
+    "chunk": ("n_window", "n_window"),  # half a chunk
+    "window": ("n_window_infer", "n_window_infer"),
+}
+# field: (key in stt.qwen3_asr.decoder, key in text_config)
+_TEXT_KEYS = {
+    "width": ("hidden_size", "hidden_size"),
+    "layers": ("n_layers", "num_hidden_layers"),
+    "heads": ("n_heads", "num_attention_heads"),
+    "kv_heads": ("n_kv_heads", "num_key_value_heads"),
+    "head_dim": ("head_dim", "head_dim"),
+    "ffn": ("intermediate_size", "intermediate_size"),
+    "vocabulary": ("vocab_size", "vocab_size"),
+    "positions": ("max_position_embeddings", "max_position_embeddings"),
+    "rope_theta": ("rope_theta", "rope_theta"),
+    "eps": ("rms_norm_eps", "rms_norm_eps"),
+}
+
+
 def _gguf_config(checkpoint: Checkpoint) -> Config:
     audio = Required(checkpoint, checkpoint.metadata, "stt.qwen3_asr.encoder.")
     text = Required(checkpoint, checkpoint.metadata, "stt.qwen3_asr.decoder.")
     audio.expect("activation", "gelu")
-    audio.expect("output_dim", text["hidden_size"])
-    text.expect("hidden_act", "silu")
-    return Config(
-        audio=AudioConfig(
-            width=audio["d_model"],
-            layers=audio["n_layers"],
-            heads=audio["n_heads"],
-            ffn=audio["ffn_dim"],
-            mels=audio["num_mel_bins"],
-            channels=audio["downsample_hidden"],
-            chunk=2 * audio["n_window"],
-            window=audio["n_window_infer"],
-        ),
-        text=causal_lm.Config(
-            width=text["hidden_size"],
-            layers=text["n_layers"],
-            heads=text["n_heads"],
-            kv_heads=text["n_kv_heads"],
-            head_dim=text["head_dim"],
-            ffn=text["intermediate_size"],
-            vocabulary=text["vocab_size"],
-            positions=text["max_position_embeddings"],
-            rope_theta=text["rope_theta"],
-            eps=text["rms_norm_eps"],
-            tied=text["tie_word_embeddings"],
-        ),
-    )
+    return _config(audio, text, 0, tied=text["tie_word_embeddings"])
 
 
 def _hugging_face_config(checkpoint: Checkpoint, config: Mapping[str, Any], rename: Callable[[str], str]) -> Config:
     sizes = Required(checkpoint, config, "")
     audio = Required(checkpoint, sizes["audio_config"], "", "audio_config.")
     inner = sizes["text_config"]
-    has_head = rename("lm_head.weight") in checkpoint.tensors
     text = Required(checkpoint, {**inner, **(inner.get("rope_parameters") or {})}, "", "text_config.")
     audio.expect("activation_function", "gelu")
+    has_head = rename("lm_head.weight") in checkpoint.tensors
+    tied = not has_head or all(c.get("tie_word_embeddings", True) for c in (config, inner))
+    return _config(audio, text, 1, tied)
+
+
+def _config(audio: Required, text: Required, dialect: int, tied: bool) -> Config:
     audio.expect("output_dim", text["hidden_size"])
     text.expect("hidden_act", "silu")
+    sizes = {field: audio[keys[dialect]] for field, keys in _AUDIO_KEYS.items()}
+    sizes["chunk"] *= 2
     return Config(
-        audio=AudioConfig(
-            width=audio["d_model"],
-            layers=audio["encoder_layers"],
-            heads=audio["encoder_attention_heads"],
-            ffn=audio["encoder_ffn_dim"],
-            mels=audio["num_mel_bins"],
-            channels=audio["downsample_hidden_size"],
-            chunk=2 * audio["n_window"],
-            window=audio["n_window_infer"],
-        ),
-        text=causal_lm.Config(
-            width=text["hidden_size"],
-            layers=text["num_hidden_layers"],
-            heads=text["num_attention_heads"],
-            kv_heads=text["num_key_value_heads"],
-            head_dim=text["head_dim"],
-            ffn=text["intermediate_size"],
-            vocabulary=text["vocab_size"],
-            positions=text["max_position_embeddings"],
-            rope_theta=text["rope_theta"],
-            eps=text["rms_norm_eps"],
-            tied=not has_head or all(c.get("tie_word_embeddings", True) for c in (config, inner)),
-        ),
+        AudioConfig(**sizes),
+        causal_lm.Config(tied=tied, **{field: text[keys[dialect]] for field, keys in _TEXT_KEYS.items()}),
     )
 
 
