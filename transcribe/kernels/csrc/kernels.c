@@ -4,8 +4,8 @@
  *     formats.h    how each stores its values
  *     rows.h       what is done with a row's values
  *     avx512.h, avx2.h, generic.h    the vector layer of one instruction set
+ *     compile.h    all of it for one instruction set, once for each; which serves is chosen when the program runs
  *
- * formats.h and rows.h are compiled once for each instruction set; which of them serves is chosen when the program runs.
  * Must be compiled without contraction of a product and a sum into one rounding (-ffp-contract=off): dequantize.py says
  * where values are rounded.
  */
