@@ -5,6 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
+SOURCES := pyproject.toml constraints.txt setup.py $(wildcard transcribe/kernels/csrc/*)
 INSTALLED := $(VENV)/.installed
 INSTALLED_DEV := $(VENV)/.installed-dev
 CLIP := $(BIN)/python -c 'import sys; from transcribe.default_model import clip; print(clip(sys.argv[1]))'
@@ -41,19 +42,19 @@ memory: $(INSTALLED)
 	@$(BIN)/python scripts/memory.py $(ARGS) $$($(CLIP) two_cities.wav)
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) build dist *.egg-info transcribe/kernels/*.so .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
 	@echo "making an environment in $(VENV)"
 	@$(PYTHON) -m venv $(VENV)
 
-$(INSTALLED): pyproject.toml constraints.txt | $(BIN)/python
+$(INSTALLED): $(SOURCES) | $(BIN)/python
 	@echo "installing transcribe and the default model's package (PyTorch alone is some gigabytes: minutes, once)"
 	@$(PIP_INSTALL) -e '.[default-model]'
 	@touch $@
 
-$(INSTALLED_DEV): pyproject.toml constraints.txt | $(BIN)/python
+$(INSTALLED_DEV): $(SOURCES) | $(BIN)/python
 	@echo "installing transcribe and what its tests need (PyTorch alone is some gigabytes: minutes, once)"
 	@$(PIP_INSTALL) -e '.[default-model,test,dev]'
 	@touch $(INSTALLED) $@
