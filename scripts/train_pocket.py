@@ -36,6 +36,8 @@ GOOD = 0.92  # of the words right, on the average of
 STEPS = 8  # steps: sentences grow
 NOTHING = 0.06  # of the samples: silence or noise, whose transcript is empty
 PROMPTED = 0.1  # of the samples have a context in their prompt, which is not to be repeated
+REPEATING = 0.3  # of the joined sentences have few different words: only counting finds the place in those
+GROUPS = 20  # of few words
 FIRST_SEED = 1_000_000  # of training sentences; those that tests use are far below
 UNSEEN = 200_000  # the first seed of the sentences of the evaluation
 REPORT = 20.0  # seconds
@@ -57,7 +59,7 @@ class Stage:
     pieces: int = 0
 
 
-STAGES = (Stage(1000, 2e-3, 3, 13), Stage(700, 2e-3, 6, 29, pieces=800), Stage(400, 7e-4, 29, 29))
+STAGES = (Stage(1000, 2e-3, 3, 13), Stage(1000, 2e-3, 6, 29, pieces=1600), Stage(200, 5e-4, 29, 29))
 
 
 def spoken(vocabulary: Vocabulary, random: np.random.Generator, seconds: float) -> Sentence:
@@ -70,7 +72,7 @@ def spoken(vocabulary: Vocabulary, random: np.random.Generator, seconds: float) 
     return vocabulary.sentence(int(random.integers(FIRST_SEED, 2**60)), seconds, gaps)
 
 
-def batch(family: Any, random: np.random.Generator, top: float, pieces: Sequence[Any]) -> list[Sentence]:
+def batch(family: Any, random: np.random.Generator, top: float, pieces: Sequence[Sequence[Any]]) -> list[Sentence]:
     """Sentences of about the same length, at most `top` seconds: spoken, or joined from encoded pieces."""
     seconds = top if random.random() < 0.3 else random.uniform(1.0, top)
     amount = (60 + 140 * top / 29) if pieces else (20 + 44 * top / 29)  # seconds of audio
@@ -80,11 +82,25 @@ def batch(family: Any, random: np.random.Generator, top: float, pieces: Sequence
         if not pieces:
             sentences.append(spoken(family.vocabulary, random, length))
             continue
-        joined = []
+        group = pieces[0 if random.random() > REPEATING else int(random.integers(1, len(pieces)))]
+        joined: list[Any] = []
         while not joined or sum(len(piece.samples) for piece in joined) < length * RATE - 2 * RATE:
-            joined.append(pieces[int(random.integers(len(pieces)))])
+            joined.append(group[int(random.integers(len(group)))])
         sentences.append(family.joined(joined))
     return sentences
+
+
+def encode_pieces(family: Any, random: np.random.Generator, count: int) -> list[list[Any]]:
+    """Encoded sentences of 1 to 5 s in groups to join them from: half of any words, the others of a few words each."""
+    groups = []
+    for index in range(GROUPS + 1 if count else 0):
+        vocabulary = family.vocabulary
+        if index:
+            words = random.choice(vocabulary.words, random.integers(3, 9), replace=False).tolist()
+            vocabulary = Vocabulary(words, vocabulary.clips)
+        size = count // (2 * GROUPS if index else 2)
+        groups.append([family.encoded(spoken(vocabulary, random, float(random.integers(1, 6)))) for _ in range(size)])
+    return groups
 
 
 def contexts(vocabulary: Vocabulary, random: np.random.Generator, count: int) -> list[str]:
@@ -110,9 +126,7 @@ def train(rank: int, processes: int, meeting: str, family: Any, stages: Sequence
 def run(family: Any, stage: Stage, folder: Path | None, rank: int, processes: int) -> None:
     """One stage: AdamW with a short warm-up, then down a cosine to the last step."""
     random = np.random.default_rng(stage.steps + rank)
-    pieces = [
-        family.encoded(spoken(family.vocabulary, random, float(random.integers(1, 6)))) for _ in range(stage.pieces)
-    ]
+    pieces = encode_pieces(family, random, stage.pieces)
     random = np.random.default_rng(stage.steps)  # the same in all processes: each takes its own part of a batch
     whole = [*family.model.parameters(), *family.helpers.parameters()]
     parameters = [*family.decoder(), *family.helpers.parameters()] if pieces else whole
