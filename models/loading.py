@@ -92,11 +92,19 @@ def pick_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def pick_dtype(name: str, device: torch.device) -> torch.dtype:
-    """What to compute in: float32 unless asked otherwise. Raises `UsageError` for what only costs time."""
+def native_bfloat16(device: torch.device) -> bool:
+    """Whether the device multiplies bfloat16 faster than float32."""
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    supported = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
+    return device.type == "cpu" and supported is not None and supported()
+
+
+def pick_dtype(name: str, device: torch.device, auto: torch.dtype = torch.float32) -> torch.dtype:
+    """What to compute in: `auto` unless asked otherwise. Raises `UsageError` for what only costs time."""
     if name == "float16" and device.type == "cpu":
         raise UsageError("--dtype float16: slower on a processor than float32; use float32 or bfloat16")
-    return torch.float32 if name == "auto" else getattr(torch, name)
+    return auto if name == "auto" else getattr(torch, name)
 
 
 class Required:

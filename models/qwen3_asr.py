@@ -34,7 +34,7 @@ from .blocks import causal_lm
 from .blocks.causal_lm import LanguageModel
 from .blocks.log_mel import LogMel
 from .family import Capabilities, Decoded, Window
-from .loading import Required, load_weights, pick_device, pick_dtype
+from .loading import Required, load_weights, native_bfloat16, pick_device, pick_dtype
 
 if TYPE_CHECKING:
     from transcribe.options import LoadOptions, Request
@@ -185,7 +185,9 @@ class Qwen3ASR:
         self.config, rename = read_layout(checkpoint)
         c = self.config
         self.device = pick_device(options.device)
-        self.dtype = pick_dtype(options.dtype, self.device)
+        # The dtype it was trained in, where that is fast: half the keys and values, a multiple of the matrix speed.
+        fast = torch.bfloat16 if native_bfloat16(self.device) else torch.float32
+        self.dtype = pick_dtype(options.dtype, self.device, auto=fast)
         self.prompts = Prompts(load_tokenizer(checkpoint), checkpoint)
         network = Network(c, self.dtype)
         report = load_weights(network, checkpoint, rename, options, self.dtype, self.device)

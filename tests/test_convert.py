@@ -55,7 +55,7 @@ def converted(source, tmp_path, type, name="model.gguf") -> Path:
 
 def run(path, tokens=(1, 40, 262, 7)) -> torch.Tensor:
     """The logits that follow each of these tokens after a second of noise."""
-    model = load(open_checkpoint(path), LoadOptions(device="cpu"))
+    model = load(open_checkpoint(path), LoadOptions(device="cpu", dtype="float32"))
     samples = torch.randn(16000, generator=torch.Generator().manual_seed(1)) * 0.1
     with torch.inference_mode():
         memory, cache = model.memory(model.encode(samples)), model.new_cache()

@@ -23,7 +23,7 @@ def vocabulary():
 
 @pytest.fixture(scope="module")
 def model():
-    return transcribe.load_model(MODEL, device="cpu")
+    return transcribe.load_model(MODEL, device="cpu", dtype="float32")
 
 
 def sentences(vocabulary, count, shortest=1.0, longest=25.0, seed=SEED, **how):
@@ -53,13 +53,13 @@ LAYOUTS = [pocket_layouts.write_authors, pocket_layouts.write_transcribe_cpp, po
 
 @pytest.mark.parametrize("write", LAYOUTS, ids=lambda write: write.__name__)
 def test_every_layout_writes_the_same(vocabulary, model, write, tmp_path):
-    other = transcribe.load_model(write(MODEL, tmp_path), device="cpu")
+    other = transcribe.load_model(write(MODEL, tmp_path), device="cpu", dtype="float32")
     for sentence in sentences(vocabulary, 4, seed=SEED + 500):
         assert text_of(other, sentence) == text_of(model, sentence)
 
 
 def test_in_q8_0_it_writes_the_same(vocabulary, model, tmp_path):
-    packed = transcribe.load_model(convert(MODEL, tmp_path / "model.gguf", "q8_0").path, device="cpu")
+    packed = transcribe.load_model(convert(MODEL, tmp_path / "model.gguf", "q8_0").path, device="cpu", dtype="float32")
     for sentence in sentences(vocabulary, 12, seed=SEED + 600):
         assert text_of(packed, sentence) == text_of(model, sentence)
 
@@ -79,7 +79,7 @@ def test_five_minutes_are_cut_and_merged_and_nothing_is_lost(vocabulary, model):
 def test_one_load_writes_what_fresh_loads_write(vocabulary, model):
     spoken = [vocabulary.sentence(SEED + 2000, seconds) for seconds in (9.3, 2.1, 17.6)]
     together = [text_of(model, sentence) for sentence in spoken]
-    assert together == [text_of(transcribe.load_model(MODEL, device="cpu"), sentence) for sentence in spoken]
+    assert together == [text_of(transcribe.load_model(MODEL, device="cpu", dtype="float32"), sentence) for sentence in spoken]
 
 
 def test_silence_has_no_text(model):

@@ -116,6 +116,7 @@ def path(request, reference, tmp_path_factory):
 
 def open_model(path, **options):
     options.setdefault("device", "cpu")
+    options.setdefault("dtype", "float32")
     return load(open_checkpoint(path, mmap=options.get("mmap", True)), LoadOptions(**options))
 
 

@@ -225,6 +225,7 @@ def model(path):
 
 
 def open_model(path, **options):
+    options.setdefault("dtype", "float32")
     options.setdefault("device", "cpu")
     return load(open_checkpoint(path, mmap=options.get("mmap", True)), LoadOptions(**options))
 
