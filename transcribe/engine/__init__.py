@@ -7,6 +7,7 @@
     plan.py         lifetimes of storages, places in one arena, the peak, for concrete shapes
     arena.py        the one buffer that intermediates share
     scheduler.py    runs blocks on plans; the switches; the peak before the run
+    heap.py         what the C library is asked so that freed memory does not pile up
     kv_cache.py     keys and values, in rows of their own
     decoding.py     greedy decoding and sampling, the token budget, the loop guard
 """

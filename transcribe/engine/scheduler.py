@@ -10,9 +10,7 @@ TRANSCRIBE_POISON=1 fills every released place with NaN, so that a read after re
 
 from __future__ import annotations
 
-import ctypes
 import os
-import sys
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -24,6 +22,7 @@ import torch
 import torch.fx
 from torch import Tensor, nn
 
+from . import heap
 from .arena import Arena
 from .capture import signature, trace
 from .plan import Plan, Ref, Step, make_plan
@@ -85,6 +84,7 @@ class Scheduler:
     """Runs `nn.Module` blocks with recycled activations. One at a time; not for use by two threads at once."""
 
     def __init__(self, device: torch.device | str = "cpu", recycle: bool = True, poison: bool | None = None) -> None:
+        heap.share()
         self.device = torch.device(device)
         self.recycle = recycle
         self.poison = os.environ.get("TRANSCRIBE_POISON", "") not in ("", "0") if poison is None else poison
@@ -102,12 +102,12 @@ class Scheduler:
         Caches are freed in pieces of many sizes, which the C library would rather keep: several of them by and by.
         """
         self._kept.clear()
-        _trim()
+        heap.trim()
 
     def trim(self) -> None:
         """Between the stages of a piece of work: what has been freed goes back to the system."""
         if self._account is None:
-            _trim()
+            heap.trim()
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Memory of the caller's own that outlives plans: caches. Counted in a dry run."""
@@ -229,11 +229,3 @@ class Scheduler:
 
 def _form(value: Any) -> Any:
     return (value.shape, value.stride(), value.dtype) if isinstance(value, Tensor) else type(value)
-
-
-def _trim() -> None:
-    """Ask glibc to return free memory to the system; other C libraries do it by themselves or not at all."""
-    if sys.platform == "linux":
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-        if trim is not None:
-            trim(0)
