@@ -79,7 +79,8 @@ def test_five_minutes_are_cut_and_merged_and_nothing_is_lost(vocabulary, model):
 def test_one_load_writes_what_fresh_loads_write(vocabulary, model):
     spoken = [vocabulary.sentence(SEED + 2000, seconds) for seconds in (9.3, 2.1, 17.6)]
     together = [text_of(model, sentence) for sentence in spoken]
-    assert together == [text_of(transcribe.load_model(MODEL, device="cpu", dtype="float32"), sentence) for sentence in spoken]
+    fresh = [transcribe.load_model(MODEL, device="cpu", dtype="float32") for _ in spoken]
+    assert together == [text_of(other, sentence) for other, sentence in zip(fresh, spoken, strict=True)]
 
 
 def test_silence_has_no_text(model):
