@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -79,6 +80,13 @@ def _shapes(path: str, module: Weighted) -> list[tuple[str, tuple[int, ...]]]:
 
 def _dense(tensor: Tensor | PackedTensor, dtype: torch.dtype) -> Tensor:
     return tensor.dequantize(dtype) if isinstance(tensor, PackedTensor) else tensor.to(dtype)
+
+
+def renamed(name: str, rules: Iterable[tuple[str, str | Callable[[re.Match[str]], str]]]) -> str:
+    """A canonical name after every rule, (pattern, replacement), in turn."""
+    for pattern, replacement in rules:
+        name = re.sub(pattern, replacement, name)
+    return name
 
 
 def pick_device(name: str) -> torch.device:

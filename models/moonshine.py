@@ -27,7 +27,7 @@ from transcribe.engine.modules import Embedding, FusedLinear, GroupNorm, LayerNo
 from transcribe.text.tokenizer import load_tokenizer
 
 from .family import Capabilities, Decoded, Window
-from .loading import Required, load_weights, pick_device, pick_dtype
+from .loading import Required, load_weights, pick_device, pick_dtype, renamed
 
 if TYPE_CHECKING:
     from transcribe.options import LoadOptions, Request
@@ -368,9 +368,7 @@ _GGUF_NAMES = [
 
 def gguf_name(name: str) -> str:
     """A canonical tensor name as transcribe.cpp's GGUF has it."""
-    for pattern, replacement in _GGUF_NAMES:
-        name = re.sub(pattern, replacement, name)
-    return name
+    return renamed(name, _GGUF_NAMES)
 
 
 def hugging_face_name(name: str) -> str:

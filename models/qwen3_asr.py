@@ -12,7 +12,6 @@ Read from the authors' safetensors, transformers 5's, transcribe.cpp's GGUF and 
 from __future__ import annotations
 
 import math
-import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -33,7 +32,7 @@ from .blocks import causal_lm
 from .blocks.causal_lm import LanguageModel
 from .blocks.log_mel import LogMel
 from .family import Capabilities, Decoded, Window
-from .loading import Required, load_weights, native_bfloat16, pick_device, pick_dtype
+from .loading import Required, load_weights, native_bfloat16, pick_device, pick_dtype, renamed
 from .qwen3_asr_prompt import LANGUAGES, Prompt, Prompts
 
 if TYPE_CHECKING:
@@ -313,25 +312,19 @@ _THINKER_NAMES = [
 _NATIVE_NAMES = [(r"^(?!lm_head)", "model.")]
 
 
-def _renamed(name: str, rules: list[tuple[str, Any]]) -> str:
-    for pattern, replacement in rules:
-        name = re.sub(pattern, replacement, name)
-    return name
-
-
 def gguf_name(name: str) -> str:
     """A canonical tensor name as transcribe.cpp's GGUF has it."""
-    return _renamed(name, _GGUF_NAMES)
+    return renamed(name, _GGUF_NAMES)
 
 
 def thinker_name(name: str) -> str:
     """A canonical tensor name as the authors' checkpoints have it."""
-    return _renamed(name, _THINKER_NAMES)
+    return renamed(name, _THINKER_NAMES)
 
 
 def native_name(name: str) -> str:
     """A canonical tensor name as transformers 5 has it."""
-    return _renamed(name, _NATIVE_NAMES)
+    return renamed(name, _NATIVE_NAMES)
 
 
 def read_layout(checkpoint: Checkpoint) -> tuple[Config, Callable[[str], str]]:

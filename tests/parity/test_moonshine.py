@@ -5,13 +5,12 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from comparing import SWITCHES, open_model, relative
 from tokenizers import Tokenizer, decoders, models
-from transcribe.models import load
 
 from transcribe.engine import KeyValue
 from transcribe.engine.decoding import most_probable
-from transcribe.options import LoadOptions, Request
-from transcribe.weights import open_checkpoint
+from transcribe.options import Request
 
 VOCABULARY = 160
 SECONDS = (0.1, 1.0, 7.3)
@@ -114,12 +113,6 @@ def path(request, reference, tmp_path_factory):
     return folder
 
 
-def open_model(path, **options):
-    options.setdefault("device", "cpu")
-    options.setdefault("dtype", "float32")
-    return load(open_checkpoint(path, mmap=options.get("mmap", True)), LoadOptions(**options))
-
-
 def noise(seconds: float) -> torch.Tensor:
     generator = np.random.default_rng(int(10 * seconds))
     return torch.from_numpy(generator.standard_normal(int(16000 * seconds), np.float32)) * 0.1
@@ -130,10 +123,6 @@ def decode_tokens(model, samples, tokens):
     with torch.inference_mode():
         memory, cache = model.memory(model.encode(samples)), model.new_cache()
         return torch.stack([model.step(token, cache, memory) for token in tokens])
-
-
-def relative(a: torch.Tensor, b: torch.Tensor) -> float:
-    return float((a - b).abs().max() / b.abs().max())
 
 
 @pytest.mark.parametrize("seconds", SECONDS)
@@ -162,14 +151,6 @@ def test_greedy_tokens_match_transformers(reference, path, seconds):
         while len(tokens) < len(expected):
             tokens.append(most_probable(model.step(tokens[-1], cache, memory)))
     assert tokens == expected
-
-
-SWITCHES = [
-    pytest.param({"alias": False}, id="no-alias"),
-    pytest.param({"mmap": False}, id="no-mmap"),
-    pytest.param({"recycle": False}, id="no-recycle"),
-    pytest.param("poison", id="poison"),
-]
 
 
 @pytest.mark.parametrize("switch", SWITCHES)

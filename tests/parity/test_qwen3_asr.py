@@ -8,16 +8,15 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from comparing import SWITCHES, open_model, relative
 from safetensors.torch import save_file
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
-from transcribe.models import load
 from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
 
 from transcribe.engine.decoding import most_probable
 from transcribe.errors import ModelError, UsageError
-from transcribe.options import LoadOptions, Request
+from transcribe.options import Request
 from transcribe.text.byte_level import BYTES
-from transcribe.weights import open_checkpoint
 
 SECONDS = (0.3, 1.0, 8.0, 31.0, 95.0)
 ALPHABET = sorted(BYTES)
@@ -224,12 +223,6 @@ def model(path):
     return open_model(path)
 
 
-def open_model(path, **options):
-    options.setdefault("dtype", "float32")
-    options.setdefault("device", "cpu")
-    return load(open_checkpoint(path, mmap=options.get("mmap", True)), LoadOptions(**options))
-
-
 @functools.cache
 def noise(seconds: float) -> torch.Tensor:
     """Noise whose loudness changes, with digital silence at the start."""
@@ -274,10 +267,6 @@ def decode_tokens(model, samples, tokens):
         return torch.stack(logits)
 
 
-def relative(a: torch.Tensor, b: torch.Tensor) -> float:
-    return float((a - b).abs().max() / b.abs().max())
-
-
 @pytest.mark.parametrize("seconds", SECONDS)
 def test_features_match_transformers(model, seconds):
     expected = reference_features(seconds)
@@ -316,14 +305,6 @@ def test_greedy_tokens_match_transformers(reference, model, seconds):
         while len(tokens) < len(expected):
             tokens.append(most_probable(language_model.logits(language_model.embed(tokens[-1:]), cache)))
     assert tokens == expected
-
-
-SWITCHES = [
-    pytest.param({"alias": False}, id="no-alias"),
-    pytest.param({"mmap": False}, id="no-mmap"),
-    pytest.param({"recycle": False}, id="no-recycle"),
-    pytest.param("poison", id="poison"),
-]
 
 
 @pytest.mark.parametrize("switch", SWITCHES)

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..kernels.linear import Weight, packed_linear, scratch_bytes, weight_rows
+from ..kernels.linear import Weight, packed_linear, scratch_bytes
 from .operations import Spec
 
 
@@ -87,7 +87,7 @@ class Linear(Weighted):
             return packed_linear(x, self.weights[0], self.bias, out, scratch)
         start = 0
         for part in self.weights:
-            stop = start + weight_rows(part)
+            stop = start + part.shape[0]
             bias = None if self.bias is None else self.bias[start:stop]
             packed_linear(x, part, bias, out[..., start:stop], scratch)
             start = stop

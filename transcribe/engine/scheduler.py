@@ -102,7 +102,7 @@ class Scheduler:
         Caches are freed in pieces of many sizes, which the C library would rather keep: several of them by and by.
         """
         self._kept.clear()
-        heap.trim()
+        self.trim()
 
     def trim(self) -> None:
         """Between the stages of a piece of work: what has been freed goes back to the system."""

@@ -44,11 +44,6 @@ TILE_BYTES = 1 << 22
 Smaller tiles lose to the overhead of each product; larger ones gain only in bfloat16 with thousands of inputs."""
 
 
-def weight_rows(weight: Weight) -> int:
-    """The number of outputs."""
-    return weight.shape[0]
-
-
 def _tile_rows(weight: Weight, dtype: torch.dtype) -> int:
     return max(1, min(weight.shape[0], TILE_BYTES // (weight.shape[-1] * dtype.itemsize)))
 
