@@ -6,6 +6,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from transcribe.engine import KVCache, Scheduler
+from transcribe.engine.binding import Call, Group
 from transcribe.engine.modules import Linear, StridedConv
 from transcribe.engine.plan import make_plan
 
@@ -20,7 +21,7 @@ SWITCHES = [
 def test_a_stack_of_layers_gives_the_bits_of_the_plain_modules(switches):
     layers = [fill(Layer(), seed) for seed in range(3)]
     engine = Scheduler(**switches)
-    for length in (7, 40, 7):
+    for length in (17, 40, 17):
         expected = x = torch.randn(length, 32, generator=torch.Generator().manual_seed(length))
         for layer in layers:
             expected = layer(expected, rotation(length))
@@ -31,7 +32,7 @@ def test_a_stack_of_layers_gives_the_bits_of_the_plain_modules(switches):
 @pytest.mark.parametrize("switches", SWITCHES)
 def test_keys_and_values_outlive_the_projection_they_are_views_of(switches):
     block, engine = fill(Projections()), Scheduler(**switches)
-    x, other = torch.randn(2, 9, 32)
+    x, other = torch.randn(2, 19, 32)
     keys, values = engine(block, x)
     engine(block, other)
     expected = block(x)
@@ -41,9 +42,9 @@ def test_keys_and_values_outlive_the_projection_they_are_views_of(switches):
 
 def test_a_second_run_reads_its_own_positions():
     layer, engine = fill(Layer()), Scheduler()
-    x = torch.randn(6, 32)
-    engine(layer, x, rotation(6))
-    shifted = rotation(12)[6:]
+    x = torch.randn(20, 32)
+    engine(layer, x, rotation(20))
+    shifted = rotation(40)[20:]
     assert torch.equal(engine(layer, x, shifted), layer(x, shifted))
 
 
@@ -66,10 +67,10 @@ def test_layers_share_one_plan_and_a_known_length_is_not_planned_again():
 
 def test_layers_that_differ_in_a_plain_attribute_do_not_share_a_graph():
     engine = Scheduler()
-    x = torch.randn(5, 32)
+    x = torch.randn(20, 32)
     for heads in (4, 2):
         layer = fill(Layer(heads=heads))
-        assert torch.equal(engine(layer, x, rotation(5)), layer(x, rotation(5)))
+        assert torch.equal(engine(layer, x, rotation(20)), layer(x, rotation(20)))
 
 
 def test_decoding_steps_replay_one_plan_whose_addresses_do_not_move():
@@ -81,8 +82,10 @@ def test_decoding_steps_replay_one_plan_whose_addresses_do_not_move():
     for i in range(80):
         rows.append(engine(layer, x[i : i + 1], rotation(80)[i : i + 1], cache[0]))
         ((program,),) = (programs.values() for programs in engine._programs.values())
-        held = [a for instruction in program.instructions for a in instruction.args if isinstance(a, torch.Tensor)]
-        addresses.add(tuple(a.data_ptr() for a in held))
+        calls = [instruction for instruction in program.instructions if isinstance(instruction, Call)]
+        groups = [instruction for instruction in program.instructions if isinstance(instruction, Group)]
+        held = [a for call in calls for a in call.args] + [a for group in groups for a in group.program.kept]
+        addresses.add(tuple(a.data_ptr() for a in held if isinstance(a, torch.Tensor)))
     assert len(engine._plans) == len(addresses) == 1
     assert addresses != {()}
     assert torch.allclose(torch.cat(rows), whole, atol=1e-5)

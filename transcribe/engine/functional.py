@@ -5,11 +5,15 @@ Activations are rows of one sequence: queries, keys and values are [time, heads,
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .kv_cache import KeyValue, LayerCache
+from ..kernels import steps
+from ..kernels.steps import Step
+from .kv_cache import KeyValue, Lanes, LayerCache
 from .operations import Operation, Spec
 
 
@@ -79,13 +83,29 @@ def _cross_attention(q: Tensor, memory: KeyValue) -> Tensor:
     return _attend(q, memory.keys, memory.values, causal=False)
 
 
-def _cached_attention(q: Tensor, k: Tensor, v: Tensor, cache: LayerCache) -> Tensor:
+def _cached_attention(q: Tensor, k: Tensor, v: Tensor, cache: LayerCache | Lanes) -> Tensor:
     """Copy k and v into the cache, then attend causally to all of it: -> [time, heads * head_dim].
 
     k and v are usually views of a fused projection in the arena; the cache keeps rows of its own, never the views.
+    With `Lanes`, each row is another sequence's next.
     """
+    if isinstance(cache, Lanes):
+        rows = zip(q.split(1), k.split(1), v.split(1), cache.lanes, strict=True)
+        return torch.cat([_attend(q, *lane.append(k, v), causal=True) for q, k, v, lane in rows])
     keys, values = cache.append(k, v)
     return _attend(q, keys, values, causal=True)
+
+
+def _cached_steps(q: Tensor, k: Tensor, v: Tensor, cache: LayerCache | Lanes, *, out: Tensor) -> list[Step] | None:
+    if q.shape[0] > 1 and isinstance(cache, LayerCache):  # rows of one sequence see one another
+        return None
+    return steps.attend(q, k, v, cache, k.shape[1], out)
+
+
+def _cross_steps(q: Tensor, memory: KeyValue, *, out: Tensor) -> list[Step] | None:
+    if q.shape[0] > 1 or memory.keys.dtype != q.dtype:
+        return None
+    return steps.attend(q, None, None, memory, memory.keys.shape[1], out)
 
 
 def _flat_heads(q: Tensor, *rest: object) -> Spec:
@@ -101,15 +121,25 @@ def _attention_workspace(q: Tensor, k: Tensor | KeyValue, *rest: object) -> int:
     return 4 * (heads * queries + torch.get_num_threads() * scores)
 
 
-def _cached_workspace(q: Tensor, k: Tensor, v: Tensor, cache: LayerCache) -> int:
+def _cached_workspace(q: Tensor, k: Tensor, v: Tensor, cache: LayerCache | Lanes) -> int:
     """That of attention, and of several queries the mask, as truth values and as numbers."""
     rows = q.shape[0]
+    if isinstance(cache, Lanes):
+        return rows * _attention_workspace(q[:1], k[:1])
     masked = rows * (cache.length + rows) if rows > 1 else 0
     return _attention_workspace(q, k) + masked * (1 + q.dtype.itemsize)
 
 
-rotary_halves = Operation(lambda x, rotation: (tuple(x.shape), x.dtype), _rotary_halves)
-rotary_interleaved = Operation(lambda x, rotation: (tuple(x.shape), x.dtype), _rotary_interleaved)
+def _like_first(x: Tensor, *rest: object) -> Spec:
+    return tuple(x.shape), x.dtype
+
+
+rotary_halves = Operation(_like_first, _rotary_halves, native=partial(steps.rotary, pairs=False))
+rotary_interleaved = Operation(_like_first, _rotary_interleaved, native=partial(steps.rotary, pairs=True))
 attention = Operation(_flat_heads, _attention, places=False, workspace=_attention_workspace)
-cross_attention = Operation(_flat_heads, _cross_attention, places=False, workspace=_attention_workspace)
-cached_attention = Operation(_flat_heads, _cached_attention, places=False, workspace=_cached_workspace)
+cross_attention = Operation(
+    _flat_heads, _cross_attention, places=False, workspace=_attention_workspace, native=_cross_steps
+)
+cached_attention = Operation(
+    _flat_heads, _cached_attention, places=False, workspace=_cached_workspace, native=_cached_steps
+)

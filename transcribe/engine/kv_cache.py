@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,10 +19,18 @@ class KeyValue:
 
     def __init__(self, keys: Tensor, values: Tensor) -> None:
         self.keys, self.values = keys, values
+        self._table: Tensor | None = None
 
     @property
     def length(self) -> int:
         return self.keys.shape[0]
+
+    def table(self) -> int:
+        """The address of where they are, and how many: int64 [1, 3]."""
+        if self._table is None:
+            self.keys, self.values = self.keys.contiguous(), self.values.contiguous()
+            self._table = torch.tensor([self.keys.data_ptr(), self.values.data_ptr(), self.length])
+        return self._table.data_ptr()
 
 
 class LayerCache:
@@ -30,6 +39,8 @@ class LayerCache:
     def __init__(self, engine: Scheduler, limit: int, heads: int, head_dim: int, dtype: torch.dtype) -> None:
         self.engine, self.limit = engine, limit
         self.length = 0
+        self._addresses = (0, 0)
+        self._table = (ctypes.c_int64 * 3)()
         self._keys = engine.empty((0, heads, head_dim), dtype)
         self._values = engine.empty((0, heads, head_dim), dtype)
 
@@ -45,6 +56,7 @@ class LayerCache:
             capacity = min(self.limit, -(-rows // GROWTH) * GROWTH)
             self._keys = self._grown(self._keys, capacity)
             self._values = self._grown(self._values, capacity)
+            self._addresses = (self._keys.data_ptr(), self._values.data_ptr())
 
     def _grown(self, old: Tensor, capacity: int) -> Tensor:
         new = self.engine.empty((capacity, *old.shape[1:]), old.dtype)
@@ -59,6 +71,30 @@ class LayerCache:
         self._keys[start : self.length] = keys
         self._values[start : self.length] = values
         return self._keys[: self.length], self._values[: self.length]
+
+    def extend(self) -> tuple[int, int, int]:
+        """Count one more row, which is yet to be written: the addresses of keys and values, and the new length."""
+        self.reserve(self.length + 1)
+        self.length += 1
+        return (*self._addresses, self.length)
+
+    def table(self) -> int:
+        """`extend` for the kernels: the address of int64 [1, 3]."""
+        self._table[:] = self.extend()
+        return ctypes.addressof(self._table)
+
+
+class Lanes:
+    """One layer's caches of several sequences, each of which gets one more row."""
+
+    def __init__(self, lanes: list[LayerCache]) -> None:
+        self.lanes = lanes
+        self._table = (ctypes.c_int64 * (3 * len(lanes)))()
+
+    def table(self) -> int:
+        """`extend` of each for the kernels: the address of int64 [sequences, 3]."""
+        self._table[:] = [word for lane in self.lanes for word in lane.extend()]
+        return ctypes.addressof(self._table)
 
 
 class KVCache:

@@ -13,7 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..kernels import steps
 from ..kernels.linear import Weight, packed_linear, scratch_bytes
+from ..kernels.steps import Step
 from .operations import Spec
 
 
@@ -48,6 +50,9 @@ class Weighted(nn.Module):
     def run(self, x: Tensor, out: Tensor | None = None, scratch: Tensor | None = None) -> Tensor:
         raise NotImplementedError
 
+    def steps(self, x: Tensor, out: Tensor, scratch: Tensor | None = None) -> list[Step] | None:
+        return None
+
     def forward(self, x: Tensor) -> Tensor:
         return self.run(x)
 
@@ -79,6 +84,9 @@ class Linear(Weighted):
 
     def scratch_bytes(self, x: Tensor) -> int:
         return max(scratch_bytes(part, x.dtype, x.shape[0]) for part in self.weights)
+
+    def steps(self, x: Tensor, out: Tensor, scratch: Tensor | None = None) -> list[Step] | None:
+        return steps.linear(x, self.weights, self.bias, out, scratch)
 
     def run(self, x: Tensor, out: Tensor | None = None, scratch: Tensor | None = None) -> Tensor:
         if out is None:
@@ -149,7 +157,13 @@ class LayerNorm(Weighted):
     def workspace_bytes(self, x: Tensor) -> int:
         return 2 * 4 * x.shape[0]  # mean and reciprocal deviation of each row
 
+    def steps(self, x: Tensor, out: Tensor, scratch: Tensor | None = None) -> list[Step] | None:
+        assert self.weight is not None
+        return steps.norm(x, self.weight, self.bias, self.eps, True, out)
+
     def run(self, x: Tensor, out: Tensor | None = None, scratch: Tensor | None = None) -> Tensor:
+        if steps.few(x) and steps.run(self.steps(x, out := torch.empty_like(x, memory_format=torch.contiguous_format))):
+            return out
         return F.layer_norm(x, (self.width,), self.weight, self.bias, self.eps)
 
 
@@ -169,10 +183,16 @@ class RMSNorm(Weighted):
     def workspace_bytes(self, x: Tensor) -> int:
         return 4 * x.numel() // self.width
 
+    def steps(self, x: Tensor, out: Tensor, scratch: Tensor | None = None) -> list[Step] | None:
+        assert self.weight is not None
+        return steps.norm(x, self.weight, None, self.eps, False, out)
+
     def run(self, x: Tensor, out: Tensor | None = None, scratch: Tensor | None = None) -> Tensor:
         assert self.weight is not None
         if out is None:
             out = torch.empty_like(x, memory_format=torch.contiguous_format)
+        if steps.run(self.steps(x, out)):
+            return out
         scale = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
         scale.square_().div_(self.width).add_(self.eps).rsqrt_()
         return torch.mul(x, scale, out=out).mul_(self.weight)

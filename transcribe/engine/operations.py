@@ -20,6 +20,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
+from ..kernels import steps
+from ..kernels.steps import Step
+
 Spec = tuple[tuple[int, ...], torch.dtype]
 
 
@@ -39,12 +42,17 @@ class Computes(Protocol):
 
     def run(self, *args: Any, out: Tensor | None = None, scratch: Tensor | None = None, **kwargs: Any) -> Tensor: ...
 
+    def steps(self, *args: Any, out: Tensor, scratch: Tensor | None = None, **kwargs: Any) -> list[Step] | None:
+        """The same as steps for the C kernels, for a few rows; None where they do not do it."""
+        ...
+
 
 class Operation:
     """A function that the scheduler can plan. Called with tensors it runs; called while tracing it is recorded.
 
     `infer(*args)` gives the result's shape and dtype. `compute(*args, out=...)` writes into `out`, or allocates when
-    it is None. `workspace(*args)` is what torch allocates inside, in bytes.
+    it is None. `workspace(*args)` is what torch allocates inside, in bytes. `native(*args, out)` describes it for the
+    C kernels, which then compute it where rows are few.
     """
 
     def __init__(
@@ -55,12 +63,14 @@ class Operation:
         places: bool = True,
         in_place: tuple[int, ...] = (),
         workspace: Callable[..., int] | None = None,
+        native: Callable[..., list[Step] | None] | None = None,
     ) -> None:
         self.infer = infer
         self.compute = compute
         self.places = places
         self.in_place = in_place
         self.workspace = workspace
+        self.native = native
         self.__name__ = self.__qualname__ = compute.__name__
         self.__module__ = compute.__module__
         self.__doc__ = compute.__doc__
@@ -71,9 +81,17 @@ class Operation:
         return self.run(*args)
 
     def run(self, *args: Any, out: Tensor | None = None, scratch: Tensor | None = None, **kwargs: Any) -> Tensor:
+        if self.native is not None and isinstance(args[0], Tensor) and steps.few(args[0]):
+            shape, dtype = self.infer(*args)
+            place = torch.empty(shape, dtype=dtype) if out is None else out
+            if steps.run(self.native(*args, out=place, **kwargs)):
+                return place
         if self.places:
             return self.compute(*args, out=out, **kwargs)
         return self.compute(*args, **kwargs)
+
+    def steps(self, *args: Any, out: Tensor, scratch: Tensor | None = None, **kwargs: Any) -> list[Step] | None:
+        return None if self.native is None else self.native(*args, out=out, **kwargs)
 
     def scratch_bytes(self, *args: Any) -> int:
         return 0
@@ -104,12 +122,16 @@ def _silu(x: Tensor, inplace: bool = False, *, out: Tensor | None = None) -> Ten
     return F.silu(x) if out is None else torch.ops.aten.silu.out(x, out=out)
 
 
+def _silu_steps(x: Tensor, inplace: bool = False, *, out: Tensor) -> list[Step] | None:
+    return steps.silu(x, out)
+
+
 def _contiguous(x: Tensor, *, out: Tensor | None = None) -> Tensor:
     return x.clone(memory_format=torch.contiguous_format) if out is None else out.copy_(x)
 
 
-_ADD = Operation(_broadcast, torch.add, in_place=(0, 1))
-_MUL = Operation(_broadcast, torch.mul, in_place=(0, 1))
+_ADD = Operation(_broadcast, torch.add, in_place=(0, 1), native=steps.add)
+_MUL = Operation(_broadcast, torch.mul, in_place=(0, 1), native=steps.times)
 _TANH = Operation(_like_first, torch.tanh, in_place=(0,))
 _CONTIGUOUS = Operation(_like_first, _contiguous)
 
@@ -118,7 +140,7 @@ TORCH: dict[Any, Operation] = {
     operator.mul: _MUL,
     torch.tanh: _TANH,
     F.gelu: Operation(_like_first, _gelu, in_place=(0,)),
-    F.silu: Operation(_like_first, _silu, in_place=(0,)),
+    F.silu: Operation(_like_first, _silu, in_place=(0,), native=_silu_steps),
     "contiguous": _CONTIGUOUS,
 }
 """Torch's functions and tensor methods (by name) as operations."""

@@ -13,10 +13,9 @@ from __future__ import annotations
 import os
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.fx
@@ -24,31 +23,11 @@ from torch import Tensor, nn
 
 from . import heap
 from .arena import Arena
+from .binding import Binder, Bound, Group
 from .capture import signature, trace
-from .plan import Plan, Ref, Step, make_plan
+from .plan import Plan, make_plan
 
 PLANS = 32  # plans kept, some tens of kilobytes each with their programs: eight lengths of an encoder and a decoder
-
-
-class Instruction(NamedTuple):
-    """One step bound to a block: `call(*args)` into register `dst`, `holes` filled from registers first."""
-
-    dst: int
-    call: Callable[..., Any]
-    args: list[Any]
-    holes: list[tuple[int, int]]
-    """(position in args, register)"""
-    frees: tuple[int, ...]
-    released: list[tuple[int, int]]
-    """(offset, bytes) in the arena"""
-
-
-class Program(NamedTuple):
-    """A plan bound to a block and to the arena: what need not be looked up again is not."""
-
-    instructions: list[Instruction]
-    ready: dict[int, Tensor]
-    """Results, by register, that are views of the arena: made once."""
 
 
 class Account:
@@ -92,7 +71,7 @@ class Scheduler:
         self._graphs: dict[tuple[Any, ...], torch.fx.Graph] = {}
         self._signatures: weakref.WeakKeyDictionary[nn.Module, tuple[Any, ...]] = weakref.WeakKeyDictionary()
         self._plans: OrderedDict[tuple[Any, ...], Plan] = OrderedDict()
-        self._programs: weakref.WeakKeyDictionary[nn.Module, dict[int, Program]] = weakref.WeakKeyDictionary()
+        self._programs: weakref.WeakKeyDictionary[nn.Module, dict[int, Bound]] = weakref.WeakKeyDictionary()
         self._kept: list[Any] = []
         self._account: Account | None = None
 
@@ -149,14 +128,14 @@ class Scheduler:
             self._account.run(plan, self.recycle)
             results = [self._account.track(torch.empty(shape, dtype=dtype)) for shape, dtype in plan.specs]
         else:
-            registers = self._run(plan, self._program(plan, block), inputs)
+            registers = self._run(plan, self._program(plan, block, inputs), inputs)
             results = [
                 registers[r].clone(memory_format=torch.contiguous_format) if copied else registers[r]
                 for r, copied in plan.outputs
             ]
         return results[0] if plan.single else tuple(results)
 
-    def _run(self, plan: Plan, program: Program, inputs: tuple[Any, ...]) -> list[Any]:
+    def _run(self, plan: Plan, program: Bound, inputs: tuple[Any, ...]) -> list[Any]:
         """Replay a program; its registers at the end."""
         registers: list[Any] = [None] * plan.registers
         for register, value in program.ready.items():
@@ -165,7 +144,11 @@ class Scheduler:
             registers[register] = value
         if self.poison:
             self.arena.buffer.fill_(0xFF)
-        for dst, call, args, holes, frees, released in program.instructions:
+        for instruction in program.instructions:
+            if type(instruction) is Group:
+                instruction.run(registers)
+                continue
+            dst, call, args, holes, frees, released = instruction
             if holes:
                 args = args.copy()
                 for position, register in holes:
@@ -181,50 +164,17 @@ class Scheduler:
                     self.arena.poison(offset, nbytes)
         return registers
 
-    def _program(self, plan: Plan, block: nn.Module) -> Program:
+    def _program(self, plan: Plan, block: nn.Module, inputs: tuple[Any, ...]) -> Bound:
         """The program of a plan and a block, bound anew when the arena has moved."""
         if self.recycle and self.arena.buffer.numel() < plan.arena_bytes:
             self._programs.clear()  # they point into the old buffer
             self.arena.reserve(plan.arena_bytes)
         programs = self._programs.setdefault(block, {})
         if id(plan) not in programs:
-            programs[id(plan)] = self._bind(plan, block)
+            arena = self.arena if self.recycle else None
+            together = self.recycle and not self.poison
+            programs[id(plan)] = Binder(plan, block, inputs, arena, self.device, together).bind()
         return programs[id(plan)]
-
-    def _bind(self, plan: Plan, block: nn.Module) -> Program:
-        instructions = []
-        known: dict[int, Any] = {register: block.get_submodule(path) for register, path in plan.modules}
-        for step in plan.steps:
-            args = [known.get(a.register) if type(a) is Ref else a for a in step.args]
-            holes = [(i, a.register) for i, a in enumerate(step.args) if type(a) is Ref and a.register not in known]
-            kwargs = dict(step.kwargs)
-            call = step.operation
-            if step.spec is None:
-                if not holes:  # a view of something in the arena is made once
-                    known[step.dst] = call(*args, **kwargs)
-                    continue
-            else:
-                operation = call if step.module is None else known[step.module]
-                call = self._placed(step, operation.run, known) if operation.places else operation.run
-                if step.scratch is not None and self.recycle:
-                    kwargs["scratch"] = self.arena.tensor(step.scratch.offset, (step.scratch.nbytes,), torch.uint8)
-            released = [(s.offset, s.nbytes) for s in step.releases]
-            instructions.append(Instruction(step.dst, partial(call, **kwargs), args, holes, step.frees, released))
-        ready = {register: known[register] for register, _ in plan.outputs if register in known}
-        return Program(instructions, ready)
-
-    def _placed(self, step: Step, run: Callable[..., Tensor], known: dict[int, Any]) -> Callable[..., Tensor]:
-        """`run` with the place of its result: in the arena, an operand's that it takes over, or new memory."""
-        assert step.spec is not None
-        shape, dtype = step.spec
-        if self.recycle and step.storage is not None and step.storage.arena:
-            known[step.dst] = self.arena.tensor(step.storage.offset, shape, dtype)
-            return partial(run, out=known[step.dst])
-        if step.into is not None:
-            operand = step.args.index(Ref(step.into))
-            return lambda *args, **kwargs: run(*args, out=args[operand], **kwargs)
-        device = self.device
-        return lambda *args, **kwargs: run(*args, out=torch.empty(shape, dtype=dtype, device=device), **kwargs)
 
 
 def _form(value: Any) -> Any:

@@ -40,6 +40,10 @@ def _open() -> ctypes.CDLL | None:
     library.transcribe_multiply.restype = None
     library.transcribe_expand.argtypes = [address] * 2 + [number] * 4 + [flag] * 3
     library.transcribe_expand.restype = None
+    library.transcribe_run.argtypes = [address, number, flag]
+    library.transcribe_run.restype = None
+    library.transcribe_prepared_bytes.argtypes = [flag, number, number]
+    library.transcribe_prepared_bytes.restype = number
     return library
 
 

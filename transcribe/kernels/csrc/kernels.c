@@ -10,6 +10,7 @@
  * where values are rounded.
  */
 
+#include <sched.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -60,10 +61,19 @@ typedef uint16_t WORDS16 __attribute__((vector_size(16))), WORDS32 __attribute__
  * would rather shuffle registers. */
 #define IN_MEMORY(p, size) __asm__("" : "+m"(*(char(*)[size])(p)))
 
+/* What a thread does while it waits for another. */
+#if defined(__x86_64__)
+#define PAUSE() _mm_pause()
+#else
+#define PAUSE() __asm__ volatile("" ::: "memory")
+#endif
+
 #define MAX_ROWS 4
 #define UNUSED __attribute__((unused))
 #define ALIGNED __attribute__((aligned(64)))
 #define INLINE static inline __attribute__((always_inline)) TARGET
+
+#include "operands.h"
 
 #define INSTRUCTION_SET "generic.h"
 #include "compile.h"
@@ -75,6 +85,7 @@ typedef uint16_t WORDS16 __attribute__((vector_size(16))), WORDS32 __attribute__
 #endif
 
 static const struct kernels *chosen;
+static const rows_function *chosen_operations; /* in the order of steps.h */
 
 /* Use the named path, or the best one for "". Returns the name of the path now in use, or NULL if this processor or this
  * build does not have the one that was asked for. */
@@ -85,15 +96,15 @@ const char *transcribe_choose(const char *wanted) {
                __builtin_cpu_supports("f16c");
     int avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                  __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-    if (avx512 && (!*wanted || !strcmp(wanted, "avx512"))) return chosen = table_avx512, "avx512";
-    if (avx2 && (!*wanted || !strcmp(wanted, "avx2"))) return chosen = table_avx2, "avx2";
+    if (avx512 && (!*wanted || !strcmp(wanted, "avx512"))) return chosen = table_avx512, chosen_operations = operations_avx512, "avx512";
+    if (avx2 && (!*wanted || !strcmp(wanted, "avx2"))) return chosen = table_avx2, chosen_operations = operations_avx2, "avx2";
 #endif
 #if defined(__aarch64__)
     const char *generic = "neon";
 #else
     const char *generic = "portable";
 #endif
-    if (!*wanted || !strcmp(wanted, generic)) return chosen = table_generic, generic;
+    if (!*wanted || !strcmp(wanted, generic)) return chosen = table_generic, chosen_operations = operations_generic, generic;
     return NULL;
 }
 
@@ -132,6 +143,23 @@ static void split(rows_function run, const void *task, int64_t rows, int64_t byt
     struct split s = {run, task, rows, chunk ? chunk : 4, 0};
     team(take_chunks, &s, (unsigned)threads, 0);
 }
+
+/* SHIM */
+struct product2 { const uint8_t *weight; const void *x; const float *bias; void *y; void *scratch; int64_t row_bytes, outputs, inputs, count, x_stride, y_stride; int format, brain; };
+#define product product2
+static int64_t prepared_bytes(int brain, int64_t count, int64_t inputs) { return brain ? count * inputs * 4 : 0; }
+int64_t transcribe_prepared_bytes(int brain, int64_t count, int64_t inputs) { return prepared_bytes(brain, count, inputs); }
+static int64_t prepare_units(int64_t inputs) { return (inputs + 31) / 32; }
+static void shim_prepare(const void *task, int64_t first, int64_t last) { const struct product2 *p = task; for (int64_t m = 0; m < p->count; m++) for (int64_t i = first * 32; i < last * 32 && i < p->inputs; i++) { uint32_t w = (uint32_t)((const uint16_t *)p->x)[m * p->x_stride + i] << 16; memcpy((float *)p->scratch + m * p->inputs + i, &w, 4); } }
+static rows_function prepare_function(int brain) { return brain ? shim_prepare : 0; }
+#undef product
+static void shim_multiply(const void *task, int64_t first, int64_t last) { const struct product2 *q = task; struct product p = {q->weight, q->brain ? q->scratch : q->x, q->bias, q->y, q->row_bytes, q->outputs, q->inputs, q->count, q->brain ? q->inputs : q->x_stride, q->y_stride, q->brain}; chosen[q->format].multiply(&p, first, last); }
+#define product product2
+static rows_function multiply_function(int format, int brain) { (void)format, (void)brain; return shim_multiply; }
+static int64_t multiply_chunk(const struct product *p, int threads) { int64_t c = p->outputs / (threads * 8) / 16 * 16; return c < 16 ? 16 : c; }
+#include "steps.h"
+#undef product
+/* SHIM END */
 
 void transcribe_multiply(const uint8_t *weight, const float *x, const float *bias, void *y, int64_t row_bytes,
                          int64_t outputs, int64_t inputs, int64_t count, int64_t x_stride, int64_t y_stride, int format,
