@@ -130,9 +130,12 @@ def run_command(command: list[str], statuses: tuple[int, ...]) -> tuple[str, str
         raise RunError(f"{command[0]}: {error.strerror}") from error
     wall = time.perf_counter() - began
     if done.returncode not in statuses:
-        last = (done.stderr.strip() or done.stdout.strip() or "it says nothing").splitlines()[-1]
-        raise RunError(f"exit status {done.returncode}: {last}")
+        raise RunError(f"exit status {done.returncode}: {_last_line(done.stderr or done.stdout)}")
     return done.stdout, done.stderr, wall, max(0.0, busy() - before) / wall
+
+
+def _last_line(output: str) -> str:
+    return (output.strip() or "it says nothing").splitlines()[-1]
 
 
 def our_run(clip: Path, args: argparse.Namespace) -> tuple[Run, float]:
@@ -141,10 +144,10 @@ def our_run(clip: Path, args: argparse.Namespace) -> tuple[Run, float]:
     command += ["--quiet", "--device", "cpu", "--threads", str(args.threads), "--dtype", args.dtype]
     command += ["--model", args.model] if args.model else []
     command += ["--max-tokens", str(args.max_tokens)] if args.max_tokens else []
-    out, _, wall, others = run_command([*command, *args.options], (0, 1) if args.max_tokens else (0,))
+    out, err, wall, others = run_command([*command, *args.options], (0, 1) if args.max_tokens else (0,))
     record = json.loads(out) if out.strip() else {}
     if not record.get("text"):
-        raise RunError("no transcript")
+        raise RunError(f"no transcript: {_last_line(err)}")
     stats = record["stats"]
     parts = our_parts(stats, record["truncated"])
     seconds = stats["audio_seconds"]
@@ -157,7 +160,7 @@ def their_run(clip: Path, seconds: float, args: argparse.Namespace) -> Run:
     written = args.against_text.search(out)
     text = written[1].strip() if written else ""
     if not text:
-        raise RunError("no transcript")
+        raise RunError(f"no transcript: {_last_line(err)}")
     parts = their_parts(f"{out}\n{err}", args.against_figure)
     return Run(clip.name, "theirs", text, others, figures(wall, seconds, parts))
 
