@@ -3,11 +3,11 @@
     python scripts/kernel_speed.py [--threads N] [--formats Q8_0 Q4_K ...] [--shape OUTPUTS INPUTS] [--json FILE]
 
 The limits, measured in the same run: memory is read by torch's sum over 1 GiB of int64 (numpy's sum, and the maximum in
-place of the sum, were no faster); matrix speed is `torch.mm` of two squares.
+place of the sum, were no faster; from a cache the same sum does 130 GB/s); matrix speed is `torch.mm` of two squares.
 
 Each format is random blocks with scales near 0.01, in as many copies as 1 GiB holds, which are gone through in turn: a
-product finds its weight outside the caches. Since memory serves others too, it is read again beside each format, and a
-share is of that. Medians are printed.
+product finds its weight outside the caches. Memory serves others too: products with one row take turns with a sum over
+the bytes of another copy, and the share is of that. Medians are printed.
 
 With few rows of activations the kernels expand the weight as they multiply; with many it is expanded by tiles and
 multiplied by torch. Both are measured from 8 to 32 rows, whatever `packed_linear` would choose; printed is up to how
@@ -81,23 +81,26 @@ def as_weight(raw: Tensor, kind: T) -> Any:
 
 
 def copies(raw: Tensor, memory: Tensor) -> list[Tensor]:
-    """`memory`, uint8 [n], filled with copies of `raw`."""
+    """`memory`, uint8 [n], filled with copies of `raw`, each from a multiple of 64 bytes."""
     size = raw.numel()
-    parts = [memory[at : at + size].view(raw.shape) for at in range(0, len(memory) - size + 1, size)]
+    starts = range(0, len(memory) - size + 1, size + -size % 64)
+    parts = [memory[at : at + size].view(raw.shape) for at in starts]
     for part in parts:
         part.copy_(raw)
     return parts
 
 
-def seconds(call: Callable[[], object], least: float = 0.1) -> float:
-    """The median time of a call, over five calls and as many more as fit in `least` seconds."""
-    call()
-    took: list[float] = []
-    while len(took) < 5 or sum(took) < least:
-        began = time.perf_counter()
+def seconds(*calls: Callable[[], object], least: float = 0.1) -> list[float]:
+    """Each call's median time. They take turns, five each and as many more as fit in `least` seconds a call."""
+    took: list[list[float]] = [[] for _ in calls]
+    for call in calls:
         call()
-        took.append(time.perf_counter() - began)
-    return statistics.median(took)
+    while len(took[0]) < 5 or sum(map(sum, took)) < least * len(calls):
+        for call, times in zip(calls, took, strict=True):
+            began = time.perf_counter()
+            call()
+            times.append(time.perf_counter() - began)
+    return [statistics.median(times) for times in took]
 
 
 @contextmanager
@@ -111,20 +114,21 @@ def kernels_up_to(rows: int) -> Iterator[None]:
         linear.FEW_ROWS = before
 
 
-def product_time(weights: Iterator[Any], rows: int, dtype: torch.dtype, by_kernels: bool) -> float:
-    """Seconds for a product of so many rows with the next of `weights`."""
+def product_time(
+    weights: Iterator[Any], rows: int, dtype: torch.dtype, by_kernels: bool, *beside: Callable[[], object]
+) -> list[float]:
+    """Seconds for a product of so many rows with the next of `weights`, and for the calls it takes turns with."""
     weight = next(weights)
     outputs, inputs = weight.shape
     x, out = torch.randn(rows, inputs).to(dtype), torch.empty(rows, outputs, dtype=dtype)
     with kernels_up_to(rows if by_kernels else 0):
         scratch = torch.empty(linear.scratch_bytes(weight, dtype, rows), dtype=torch.uint8)
-        return seconds(lambda: linear.packed_linear(x, next(weights), None, out, scratch))
+        return seconds(lambda: linear.packed_linear(x, next(weights), None, out, scratch), *beside)
 
 
-def reading(memory: Tensor) -> float:
-    """GB/s of reading `memory` with torch's threads."""
-    whole = memory.view(torch.int64)
-    return memory.nbytes / seconds(whole.sum) / 1e9
+def read(data: Tensor) -> object:
+    """Every byte of `data` but the last few."""
+    return data.view(-1)[: data.numel() // 8 * 8].view(torch.int64).sum()
 
 
 def limits(memory: Tensor, threads: int, side: int = 2048) -> dict[str, float]:
@@ -132,11 +136,11 @@ def limits(memory: Tensor, threads: int, side: int = 2048) -> dict[str, float]:
     found: dict[str, float] = {}
     for count in sorted({1, threads}):
         torch.set_num_threads(count)
-        found[f"memory, GB/s, threads: {count}"] = reading(memory)
+        found[f"memory, GB/s, threads: {count}"] = len(memory) / seconds(partial(read, memory))[0] / 1e9
         for dtype in DTYPES:
             a, b = torch.randn(2, side, side).to(dtype)
             took = seconds(partial(torch.mm, a, b.t()))
-            found[f"{_name(dtype)} product, GFLOP/s, threads: {count}"] = 2 * side**3 / took / 1e9
+            found[f"{_name(dtype)} product, GFLOP/s, threads: {count}"] = 2 * side**3 / took[0] / 1e9
     return found
 
 
@@ -164,11 +168,13 @@ def crossover(first: dict[int, float], second: dict[int, float]) -> int:
 def measure(kind: T, shape: tuple[int, int], memory: Tensor) -> dict[str, Any]:
     """All figures of a format. Times are seconds by rows of activations."""
     raw = random_weight(kind, *shape)
-    weights = cycle([as_weight(part, kind) for part in copies(raw, memory)])
-    rate = reading(memory)
-    few = {rows: product_time(weights, rows, torch.float32, True) for rows in sorted({*FEW, *BOTH})}
+    parts = copies(raw, memory)
+    weights = cycle([as_weight(part, kind) for part in parts])
+    others = cycle(parts[len(parts) // 2 :] + parts[: len(parts) // 2])
+    one, reading = product_time(weights, 1, torch.float32, True, lambda: read(next(others)))
+    few = {rows: product_time(weights, rows, torch.float32, True)[0] for rows in sorted({*FEW[1:], *BOTH})}
     many = {
-        _name(dtype): {rows: product_time(weights, rows, dtype, False) for rows in sorted({*BOTH, *MANY})}
+        _name(dtype): {rows: product_time(weights, rows, dtype, False)[0] for rows in sorted({*BOTH, *MANY})}
         for dtype in DTYPES
     }
     errors = {
@@ -176,7 +182,7 @@ def measure(kind: T, shape: tuple[int, int], memory: Tensor) -> dict[str, Any]:
             error(as_weight(raw, kind), dtype, by_kernels)
         for by_kernels in (True, False) for dtype in DTYPES
     }  # fmt: skip
-    return {"format": kind.name, "bytes": raw.numel(), "reading": rate, "kernels": few, "expanded": many,
+    return {"format": kind.name, "bytes": raw.numel(), "reading": reading, "kernels": {1: one, **few}, "expanded": many,
             "errors": errors}  # fmt: skip
 
 
@@ -186,8 +192,9 @@ def report(found: list[dict[str, Any]], shape: tuple[int, int]) -> str:
     for row in found:
         name, few, many = row["format"], row["kernels"], row["expanded"]
         rates = {rows: row["bytes"] / few[rows] / 1e9 for rows in FEW}
-        share = 100 * rates[1] / row["reading"]
-        bandwidth.append([name, f"{row['reading']:.1f}", f"{share:.0f} %", *(f"{rate:.1f}" for rate in rates.values())])
+        reading = row["bytes"] / row["reading"] / 1e9
+        share = f"{100 * rates[1] / reading:.0f} %"
+        bandwidth.append([name, f"{reading:.1f}", share, *(f"{rate:.1f}" for rate in rates.values())])
         speed.append([name, *(f"{flop * rows / few[rows]:.0f}" for rows in FEW)])
         for dtype, took in many.items():
             speeds = [f"{flop * rows / took[rows]:.0f}" for rows in PRINTED]
