@@ -10,7 +10,7 @@ INSTALLED := $(VENV)/.installed
 INSTALLED_DEV := $(VENV)/.installed-dev
 CLIP := $(BIN)/python -c 'import sys; from transcribe.default_model import clip; print(clip(sys.argv[1]))'
 
-.PHONY: help demo test test-slow check speed memory clean
+.PHONY: help demo test test-slow check speed kernel-speed memory clean
 
 help:
 	@echo "make demo       install, make the default model, transcribe a clip"
@@ -18,6 +18,7 @@ help:
 	@echo "make test-slow  the sweeps that take minutes"
 	@echo "make check      lint and types"
 	@echo "make speed      time the default model (ARGS='--model M' another)"
+	@echo "make kernel-speed  products with packed weights against the machine's limits"
 	@echo "make memory     its peak memory against the length of a recording (Linux)"
 	@echo "make clean      remove the environment and every generated file"
 
@@ -37,6 +38,9 @@ check: $(INSTALLED_DEV)
 
 speed: $(INSTALLED)
 	@$(BIN)/python scripts/speed.py $(ARGS) $$($(CLIP) beckett.wav) $$($(CLIP) two_cities.wav)
+
+kernel-speed: $(INSTALLED)
+	@$(BIN)/python scripts/kernel_speed.py $(ARGS)
 
 memory: $(INSTALLED)
 	@$(BIN)/python scripts/memory.py $(ARGS) $$($(CLIP) two_cities.wav)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from transcribe.engine.modules import Embedding, FusedLinear, Linear, StridedConv, Weighted
+from transcribe.engine.modules import Embedding, FusedLinear, Linear, Weighted
 from transcribe.errors import ModelError, UsageError
 from transcribe.weights import FuseReport, PackedTensor, fuse_rows
 
@@ -53,9 +53,7 @@ def load_weights(
             tensor = fetch(f"{path}.{name}")
             packed = name == "weight" and isinstance(module, (Linear, Embedding))
             setattr(module, name, tensor.to(device) if packed else _dense(tensor, dtype).to(device))
-        if isinstance(module, StridedConv):
-            assert module.weight is not None
-            module.weight = module.weight.transpose(1, 2).flatten(1)  # time-major, as its forward wants it
+        module.prepare()
     for line in report.lines():
         log.info(line)
     return report

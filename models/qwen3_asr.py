@@ -3,8 +3,8 @@
 An audio encoder whose rows take the place of `<|audio_pad|>` in the prompt of a Qwen3 language model. The encoder sees
 a log-mel spectrogram in chunks of 1 s: three strided convolutions make 13 rows of each, with sinusoids that restart
 every chunk; rows attend to each other within windows of 8 chunks (`n_window_infer`), as transformers computes it with
-every kind of attention, so windows are encoded one at a time. (audio.cpp has the same windows; transcribe.cpp attends
-over the whole clip, which differs from 8 s on.)
+every kind of attention. All rows of a recording go through a layer together, so that its weights are expanded once.
+(audio.cpp has the same windows; transcribe.cpp attends over the whole clip, which differs from 8 s on.)
 
 Read from the authors' safetensors, transformers 5's, transcribe.cpp's GGUF and audio.cpp's GGUF.
 """
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from transcribe.engine import Scheduler, generate
 from transcribe.engine.decoding import Sampler
-from transcribe.engine.functional import attention
+from transcribe.engine.functional import windowed_attention
 from transcribe.engine.modules import Conv2d, LayerNorm, Linear
 from transcribe.errors import ModelError, UsageError
 from transcribe.text.tokenizer import load_tokenizer
@@ -73,17 +73,17 @@ class Config:
 
 
 class AudioAttention(nn.Module):
-    """Self-attention over the rows of a window. The file has a bias between q, k and v, so they are not one product."""
+    """Self-attention within windows. The file has a bias between q, k and v, so they are not one product."""
 
     def __init__(self, c: AudioConfig) -> None:
         super().__init__()
-        self.heads = c.heads
+        self.heads, self.window = c.heads, c.rows(c.chunk) * (c.window // c.chunk)
         self.q_proj, self.k_proj, self.v_proj = (Linear(c.width, c.width) for _ in range(3))
         self.out_proj = Linear(c.width, c.width)
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = (proj(x).unflatten(-1, (self.heads, -1)) for proj in (self.q_proj, self.k_proj, self.v_proj))
-        return self.out_proj(attention(q, k, v))
+        return self.out_proj(windowed_attention(q, k, v, self.window))
 
 
 class AudioLayer(nn.Module):
@@ -103,7 +103,7 @@ class AudioLayer(nn.Module):
 
 
 class AudioTower(nn.Module):
-    """The modules of the encoder; what runs are its layers, `Stem` and `Projector`."""
+    """The modules of the encoder; what runs are `Stem`, `Entry`, the layers and `Projector`."""
 
     def __init__(self, c: AudioConfig) -> None:
         super().__init__()
@@ -125,22 +125,31 @@ class MultiModalProjector(nn.Module):
 
 
 class Stem(nn.Module):
-    """One chunk, [100, mels], and its positions [13, width] to rows [13, width].
+    """One chunk, [100, mels], through the convolutions: [13, channels * mels / 8].
 
-    Chunk by chunk: the first convolution makes 6 MB of a second in float32, and batches were no faster.
+    Chunk by chunk: the first convolution makes 6 MB of a second in float32, and more at once was no faster.
     """
 
     def __init__(self, tower: AudioTower) -> None:
         super().__init__()
         self.convs = nn.ModuleList([tower.conv2d1, tower.conv2d2, tower.conv2d3])
-        self.out = tower.conv_out
 
-    def forward(self, mel: Tensor, positions: Tensor) -> Tensor:
-        x = mel.transpose(0, 1).unsqueeze(0)  # [1, mels, frames]
+    def forward(self, mel: Tensor) -> Tensor:
+        x = mel.transpose(0, 1).unsqueeze(-1)  # [mels, frames, 1]
         for conv in self.convs:
             x = F.gelu(conv(x))
-        x = x.transpose(0, 2).transpose(1, 2).contiguous()  # [rows, channels, mels / 8]
-        return self.out(x.flatten(1)) + positions
+        return x.transpose(0, 1).transpose(1, 2).contiguous().flatten(1)  # [mels / 8, rows, channels] before
+
+
+class Entry(nn.Module):
+    """What the convolutions made, [time, channels * mels / 8], and its positions to the layers' rows [time, width]."""
+
+    def __init__(self, tower: AudioTower) -> None:
+        super().__init__()
+        self.out = tower.conv_out
+
+    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
+        return self.out(x) + positions
 
 
 class Projector(nn.Module):
@@ -186,8 +195,9 @@ class Qwen3ASR:
         network = Network(c, self.dtype)
         report = load_weights(network, checkpoint, rename, options, self.dtype, self.device)
         self.front_end = LogMel.of(checkpoint, c.audio.mels, self.device)
-        self.stem, self.layers = Stem(network.audio_tower), network.audio_tower.layers
-        self.projector = Projector(network.audio_tower, network.multi_modal_projector)
+        tower = network.audio_tower
+        self.stem, self.entry, self.layers = Stem(tower), Entry(tower), tower.layers
+        self.projector = Projector(tower, network.multi_modal_projector)
         self.positions = sinusoids(c.audio.rows(c.audio.chunk), c.audio.width).to(self.device, self.dtype)
         decoder = network.language_model
         head = causal_lm.Head.tied(decoder) if c.text.tied else causal_lm.Head(decoder.norm, network.lm_head)
@@ -200,20 +210,15 @@ class Qwen3ASR:
         """Waveform, float32 [samples] at 16 kHz -> rows for the language model, 13 a second: [time, text width]."""
         c = self.config.audio
         features = self.engine(self.front_end, samples)
-        rows = [self._encode_window(features[i : i + c.window]) for i in range(0, len(features), c.window)]
-        return torch.cat(rows) if len(rows) > 1 else rows[0]
-
-    def _encode_window(self, features: Tensor) -> Tensor:
-        c = self.config.audio
         full, rest = divmod(len(features), c.chunk)
-        x = self.engine.empty((full * c.rows(c.chunk) + c.rows(rest), c.width), self.dtype)
-        at = 0
-        for start in range(0, len(features), c.chunk):
-            chunk = features[start : start + c.chunk].to(self.dtype)
-            made = c.rows(len(chunk))
+        count, each = full * c.rows(c.chunk) + c.rows(rest), c.rows(c.chunk)
+        x = self.engine.empty((count, c.channels * c.rows(c.mels)), self.dtype)
+        for i in range(math.ceil(count / each)):
+            chunk = features[i * c.chunk : (i + 1) * c.chunk].to(self.dtype)
             chunk = F.pad(chunk, (0, 0, 0, c.chunk - len(chunk)))  # not silence but zeros, as in training
-            x[at : at + made] = self.engine(self.stem, chunk, self.positions)[:made]
-            at += made
+            place = x[i * each : (i + 1) * each]
+            place.copy_(self.engine(self.stem, chunk)[: len(place)])
+        x = self.engine(self.entry, x, self.positions.repeat(math.ceil(count / each), 1)[:count])
         for layer in self.layers:
             x = self.engine(layer, x)
         return self.engine(self.projector, x)

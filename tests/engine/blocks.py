@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from transcribe.engine.functional import attention, cached_attention, rotary_interleaved
-from transcribe.engine.modules import FusedLinear, LayerNorm, Linear, StridedConv, Weighted
+from transcribe.engine.modules import FusedLinear, LayerNorm, Linear, Weighted
 
 
 def fill(module: nn.Module, seed: int = 0) -> nn.Module:
@@ -14,10 +14,8 @@ def fill(module: nn.Module, seed: int = 0) -> nn.Module:
     for part in module.modules():
         if isinstance(part, Weighted):
             for name, shape in part.shapes().items():
-                value = torch.randn(shape, generator=generator) / max(1, shape[-1]) ** 0.5
-                if isinstance(part, StridedConv) and name == "weight":
-                    value = value.transpose(1, 2).flatten(1)
-                setattr(part, name, value)
+                setattr(part, name, torch.randn(shape, generator=generator) / max(1, shape[-1]) ** 0.5)
+            part.prepare()
     return module
 
 

@@ -4,7 +4,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from transcribe.engine import KVCache, Scheduler
-from transcribe.engine.functional import cached_attention, rotary_halves
+from transcribe.engine.functional import attention, cached_attention, rotary_halves, windowed_attention
 from transcribe.engine.modules import Conv2d, RMSNorm
 
 
@@ -34,19 +34,28 @@ def test_grouped_queries_see_what_came_before_in_any_pieces(pieces):
     assert torch.allclose(torch.cat([cached_attention(*part, cache) for part in parts]), expected, atol=1e-5)
 
 
-def test_convolutions_on_a_plan_are_torchs():
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [3, 20, 60, 73])
+def test_windowed_attention_gives_the_bits_of_each_window_alone(dtype, rows):
+    q, k, v = torch.randn(3, rows, 4, 8, dtype=dtype)
+    expected = torch.cat([attention(*window) for window in zip(*(t.split(20) for t in (q, k, v)), strict=True)])
+    assert torch.equal(windowed_attention(q, k, v, 20), expected)
+
+
+@pytest.mark.parametrize("shape", [(13, 20), (400, 33), (2, 1)])
+def test_convolutions_on_a_plan_are_torchs(shape):
     class Stem(nn.Module):
         def __init__(self):
             super().__init__()
-            self.first, self.second = Conv2d(1, 6), Conv2d(6, 6)
+            self.first, self.second = Conv2d(1, 60), Conv2d(60, 6)
 
         def forward(self, x):
-            return F.gelu(self.second(F.gelu(self.first(x.unsqueeze(0)))))
+            return F.gelu(self.second(F.gelu(self.first(x.unsqueeze(-1)))))
 
-    stem, x = Stem(), torch.randn(13, 20)
-    for conv in (stem.first, stem.second):
-        conv.weight, conv.bias = torch.randn(6, conv.inputs, 3, 3), torch.randn(6)
+    stem, x = Stem(), torch.randn(shape)
     expected = x[None]
     for conv in (stem.first, stem.second):
+        conv.weight, conv.bias = torch.randn(conv.shapes()["weight"]) / conv.inputs, torch.randn(conv.outputs)
         expected = F.gelu(F.conv2d(expected, conv.weight, conv.bias, stride=2, padding=1))
-    assert torch.equal(Scheduler(poison=True)(stem, x), expected)
+        conv.prepare()
+    assert torch.allclose(Scheduler(poison=True)(stem, x).permute(2, 0, 1), expected, atol=1e-4)

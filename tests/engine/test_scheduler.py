@@ -120,7 +120,8 @@ def test_inputs_are_never_written():
 def test_a_strided_convolution_is_torchs():
     conv = StridedConv(6, 10, kernel=7, stride=3)
     weight, bias = torch.randn(10, 6, 7), torch.randn(10)
-    conv.weight, conv.bias = weight.transpose(1, 2).flatten(1), bias
+    conv.weight, conv.bias = weight, bias
+    conv.prepare()
     for length in (7, 8, 9, 10, 40):
         x = torch.randn(length, 6)
         expected = F.conv1d(x.t()[None], weight, bias, stride=3)[0].t()

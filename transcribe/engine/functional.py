@@ -143,3 +143,30 @@ cross_attention = Operation(
 cached_attention = Operation(
     _flat_heads, _cached_attention, places=False, workspace=_cached_workspace, native=_cached_steps
 )
+
+
+def _windowed_attention(q: Tensor, k: Tensor, v: Tensor, window: int, *, out: Tensor | None = None) -> Tensor:
+    """Rows attend to each other within stretches of `window` rows: [time, heads, head_dim] -> [time, heads * head_dim].
+
+    The last stretch may be shorter. Each gives the bits it gives alone.
+    """
+    if out is None:
+        out = q.new_empty(_flat_heads(q)[0])
+    whole = len(q) - len(q) % window
+    for start, stop, length in ((0, whole, window), (whole, len(q), len(q) - whole)):
+        if start < stop:
+            heads = (t[start:stop].unflatten(0, (-1, length)).transpose(1, 2) for t in (q, k, v))
+            made = F.scaled_dot_product_attention(*heads)  # [stretches, heads, length, head_dim]
+            out[start:stop] = made.transpose(1, 2).reshape(stop - start, -1)
+    return out
+
+
+def _windowed_workspace(q: Tensor, k: Tensor, v: Tensor, window: int) -> int:
+    """That of attention to one stretch, the log-sum-exp of all, and the result before it goes to its place."""
+    first = q[:window]
+    return _attention_workspace(first, first) + 4 * q.shape[1] * (len(q) - len(first)) + q.numel() * q.itemsize
+
+
+windowed_attention = Operation(
+    lambda q, k, v, window: _flat_heads(q), _windowed_attention, workspace=_windowed_workspace
+)
