@@ -6,8 +6,11 @@ methods of `Model`. Everything else about a family stays inside its module.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+from transcribe.errors import TranscribeError
 
 if TYPE_CHECKING:
     import torch
@@ -51,8 +54,20 @@ class Decoded:
     stats: dict[str, float] = field(default_factory=dict)
 
 
+@dataclass
+class Ongoing:
+    """A window that a model has begun: `decoded` or `failed` is set when it is over. A family adds what it keeps."""
+
+    decoded: Decoded | None = field(default=None, init=False)
+    failed: TranscribeError | None = field(default=None, init=False)
+
+    @property
+    def over(self) -> bool:
+        return self.decoded is not None or self.failed is not None
+
+
 class Model(Protocol):
-    """A loaded model, ready for windows of audio."""
+    """A loaded model, ready for windows of audio. Windows begin one by one and are decoded in lockstep."""
 
     family: str
     variant: str
@@ -60,10 +75,14 @@ class Model(Protocol):
     window: Window
     notes: list[str]  # one line each for --verbose: how weights were fused, dtype, device
 
-    def transcribe(self, samples: torch.Tensor, request: Request) -> Decoded:
-        """`samples`: float32 [n], 16 kHz mono, at most `window.max_seconds`. Raises TranscribeError."""
+    def begin(self, samples: torch.Tensor, request: Request) -> Any:
+        """Encode `samples`, float32 [n], 16 kHz mono, at most `window.max_seconds`: an `Ongoing` of the family's."""
         ...
 
-    def peak_bytes(self, seconds: float) -> int:
-        """Bytes of activations and caches at the peak of one window of this length, known without running."""
+    def advance(self, ongoing: Sequence[Any]) -> None:
+        """One more token of each, none of which is over. What each is answered does not depend on the others."""
+        ...
+
+    def peak_bytes(self, seconds: float, together: int = 1) -> int:
+        """Bytes of activations and caches at the peak of so many windows of this length, known without running."""
         ...

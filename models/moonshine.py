@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,13 +20,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from transcribe.engine import KeyValue, KVCache, Scheduler, greedy
+from transcribe.engine import Answer, KeyValue, KVCache, Lanes, Scheduler
 from transcribe.engine.functional import attention, cached_attention, cross_attention, rotary_interleaved
 from transcribe.engine.kv_cache import LayerCache
 from transcribe.engine.modules import Embedding, FusedLinear, GroupNorm, LayerNorm, Linear, StridedConv
 from transcribe.text.tokenizer import load_tokenizer
 
-from .family import Capabilities, Decoded, Window
+from .blocks.answering import Answering, Autoregressive
+from .family import Capabilities, Window
 from .loading import Required, load_weights, pick_device, pick_dtype, renamed
 
 if TYPE_CHECKING:
@@ -227,7 +228,14 @@ class Head(nn.Module):
         return self.proj(self.norm(x))
 
 
-class Moonshine:
+@dataclass
+class Answered(Answering):
+    """A window's text, and each decoder layer's keys and values of its frames."""
+
+    memory: list[KeyValue]
+
+
+class Moonshine(Autoregressive[Answered]):
     """A loaded Moonshine."""
 
     family = "moonshine"
@@ -263,14 +271,15 @@ class Moonshine:
         """Each decoder layer's keys and values of the encoder's frames."""
         return [KeyValue(*self.engine(layer.encoder_attn.memory, frames)) for layer in self.decoder.layers]
 
-    def step(self, token: int, cache: KVCache, memory: list[KeyValue]) -> Tensor:
-        """The logits [vocabulary] that follow one more token."""
-        position = cache[0].length
-        x = self.engine(self.decoder.embed_tokens, torch.tensor([token], device=self.device))
-        rotation = self._rotation(position, position + 1)
+    def logits(self, tokens: list[int], caches: list[KVCache], memories: list[list[KeyValue]]) -> Tensor:
+        """The logits [sequences, vocabulary] after one more token of each; a row has the bits that it has alone."""
+        positions = [cache[0].length for cache in caches]
+        x = self.engine(self.decoder.embed_tokens, torch.tensor(tokens, device=self.device))
+        rotation = self._rotation(0, max(positions) + 1)[positions]
         for i, layer in enumerate(self.decoder.layers):
-            x = self.engine(layer, x, rotation, cache[i], memory[i])
-        return self.engine(self.head, x)[0]
+            cache, memory = Lanes([cache[i] for cache in caches]), Lanes([memory[i] for memory in memories])
+            x = self.engine(layer, x, rotation, cache, memory)
+        return self.engine(self.head, x)
 
     def new_cache(self) -> KVCache:
         c = self.config
@@ -281,37 +290,35 @@ class Moonshine:
         return min(self.config.positions - 1, int(self.tokens_per_second * seconds) + 24)
 
     @torch.inference_mode()
-    def transcribe(self, samples: Tensor, request: Request) -> Decoded:
-        """One window: float32 [n] at 16 kHz, n >= 895."""
-        c = self.config
+    def begin(self, samples: Tensor, request: Request) -> Answered:
+        """Encode a window: float32 [n] at 16 kHz, n >= 895."""
         self.engine.begin()
         began = time.perf_counter()
         memory = self.memory(self.encode(samples.to(self.device, self.dtype)))
-        encoded = time.perf_counter()
-        cache = self.new_cache()
-        budget = self.budget(len(samples) / RATE)
-        if request.max_tokens is not None:
-            budget = min(budget, request.max_tokens)
-        decoding = greedy(lambda token: self.step(token, cache, memory), c.start, frozenset({c.end}), budget)
-        text = self.tokenizer.decode(decoding.tokens).strip()
-        stats = {
-            "encode_s": encoded - began,
-            "decode_s": time.perf_counter() - encoded,
-            "tokens": float(len(decoding.tokens)),
-        }
-        language = self.capabilities.languages[0]
-        return Decoded(text, decoding.tokens, decoding.truncated, decoding.looped, language, stats)
+        stats = {"encode_s": time.perf_counter() - began}
+        budget = min(self.budget(len(samples) / RATE), request.max_tokens or self.config.positions)
+        answer = Answer(frozenset({self.config.end}), budget)
+        answer.token = self.config.start
+        return Answered(answer, self.new_cache(), self._read, stats, memory)
+
+    def step(self, tokens: list[int], windows: Sequence[Answered]) -> Tensor:
+        """The logits [windows, vocabulary] after one more token of each."""
+        return self.logits(tokens, [window.cache for window in windows], [window.memory for window in windows])
+
+    def _read(self, tokens: list[int]) -> tuple[str, str]:
+        return self.tokenizer.decode(tokens).strip(), self.capabilities.languages[0]
 
     @torch.inference_mode()
-    def peak_bytes(self, seconds: float) -> int:
-        """Activations and caches at the peak of a window of this length, by a dry run of the same code."""
+    def peak_bytes(self, seconds: float, together: int = 1) -> int:
+        """Activations and caches at the peak of so many windows of this length, by a dry run of the same code."""
         with self.engine.dry() as account:
-            samples = self.engine.empty((int(seconds * RATE),), self.dtype)
-            memory = self.memory(self.encode(samples))
-            cache = self.new_cache()
-            for layer in cache.layers:
-                layer.reserve(self.budget(seconds))
-            self.step(self.config.start, cache, memory)
+            caches, memories = [], []
+            for _ in range(together):
+                samples = self.engine.empty((int(seconds * RATE),), self.dtype)
+                memories.append(self.memory(self.encode(samples)))
+                caches.append(self.new_cache())
+                caches[-1].reserve(self.budget(seconds))
+            self.logits([self.config.start] * together, caches, memories)
             return account.peak_bytes
 
     def _rotation(self, start: int, stop: int) -> Tensor:

@@ -13,15 +13,16 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from transcribe.engine import Scheduler, generate
+from transcribe.engine import Answer, KVCache, Scheduler
 from transcribe.engine.decoding import Sampler
 from transcribe.engine.functional import windowed_attention
 from transcribe.engine.modules import Conv2d, LayerNorm, Linear
@@ -29,9 +30,10 @@ from transcribe.errors import ModelError, UsageError
 from transcribe.text.tokenizer import load_tokenizer
 
 from .blocks import causal_lm
+from .blocks.answering import Answering, Autoregressive
 from .blocks.causal_lm import LanguageModel
 from .blocks.log_mel import LogMel
-from .family import Capabilities, Decoded, Window
+from .family import Capabilities, Window
 from .loading import Required, load_weights, native_bfloat16, pick_device, pick_dtype, renamed
 from .qwen3_asr_prompt import LANGUAGES, Prompt, Prompts
 
@@ -175,7 +177,7 @@ class Network(nn.Module):
             self.lm_head = Linear(c.text.width, c.text.vocabulary, bias=False)
 
 
-class Qwen3ASR:
+class Qwen3ASR(Autoregressive[Answering]):
     """A loaded Qwen3-ASR."""
 
     family = "qwen3_asr"
@@ -234,8 +236,8 @@ class Qwen3ASR:
         return int(16 * seconds) + 32
 
     @torch.inference_mode()
-    def transcribe(self, samples: Tensor, request: Request) -> Decoded:
-        """One window: float32 [n] at 16 kHz. Raises `UsageError` for a prompt that does not fit."""
+    def begin(self, samples: Tensor, request: Request) -> Answering:
+        """Encode a window, float32 [n] at 16 kHz, and choose the first token. `UsageError`: the prompt is too long."""
         self.engine.begin()
         began = time.perf_counter()
         prompt = self.prompts.make(request.prompt, request.language)
@@ -249,31 +251,35 @@ class Qwen3ASR:
         logits = self.language_model.logits(rows, cache)
         prefilled = time.perf_counter()
         stats = {"encode_s": encoded - began, "prefill_s": prefilled - encoded, "prefill_tokens": float(len(rows))}
-        del rows
-
-        def step(token: int) -> Tensor:
-            return self.language_model.logits(self.language_model.embed([token]), cache)
-
         choose = Sampler(request.temperature, request.top_p, request.seed) if request.temperature else None
-        decoding = generate(logits, step, self.prompts.stop, budget, choose)
-        stats |= {"decode_s": time.perf_counter() - prefilled, "tokens": float(len(decoding.tokens))}
-        text, language = self.prompts.read(decoding.tokens)
-        language = request.language or language
-        return Decoded(text, decoding.tokens, decoding.truncated, decoding.looped, language, stats)
+        answer = Answer(self.prompts.stop, budget, choose)
+        window = Answering(answer, cache, partial(self._read, request.language), stats)
+        window.take(logits)
+        return window
+
+    def step(self, tokens: list[int], windows: Sequence[Answering]) -> Tensor:
+        """The logits [windows, vocabulary] after one more token of each."""
+        return self.language_model.step(tokens, [window.cache for window in windows])
+
+    def _read(self, wanted: str | None, tokens: list[int]) -> tuple[str, str | None]:
+        text, language = self.prompts.read(tokens)
+        return text, wanted or language
 
     @torch.inference_mode()
-    def peak_bytes(self, seconds: float) -> int:
-        """Activations and caches at the peak of a window of this length, by a dry run of the same code."""
+    def peak_bytes(self, seconds: float, together: int = 1) -> int:
+        """Activations and caches at the peak of so many windows of this length, by a dry run of the same code."""
         with self.engine.dry() as account:
-            samples = self.engine.empty((int(seconds * RATE),), torch.float32)
-            rows = self.rows(samples, self.prompts.make(None, None))
-            limit = len(rows) + self.budget(seconds)
-            cache = self.language_model.new_cache(limit)
-            cache.reserve(len(rows))
-            self.language_model.logits(rows, cache)
-            del rows
-            cache.reserve(limit)
-            self.language_model.logits(self.language_model.embed([0]), cache)
+            caches: list[KVCache] = []
+            for _ in range(together):
+                samples = self.engine.empty((int(seconds * RATE),), torch.float32)
+                rows = self.rows(samples, self.prompts.make(None, None))
+                limit = len(rows) + self.budget(seconds)
+                caches.append(self.language_model.new_cache(limit))
+                caches[-1].reserve(len(rows))
+                self.language_model.logits(rows, caches[-1])
+                del rows
+                caches[-1].reserve(limit)
+            self.language_model.step([0] * together, caches)
             return account.peak_bytes
 
     def _check_length(self, prompt: int, budget: int) -> None:

@@ -80,7 +80,7 @@ def run(*arguments: str) -> int:
         (["--task", "sing", "a.wav"], 2),
         (["--task", "translate", "a.wav"], 2),
         (["--beam-size", "0", "a.wav"], 2),
-        (["--batch-size", "8", "a.wav"], 2),
+        (["--batch-size", "17", "a.wav"], 2),
         (["--memory-limit", "lots", "a.wav"], 2),
         (["-f", "srt", "--timestamps", "none", "a.wav"], 2),
         (["-f", "srt", "a.wav", "b.wav"], 2),
@@ -145,10 +145,10 @@ def test_quiet_leaves_errors_only(fake, capsys):
 def test_every_option_reaches_where_it_belongs_in_both_spellings(fake):
     given = (
         "--language da --prompt Hej --timestamps word --beam-size 4 --temperature 0.5 --max-tokens 9 "
-        "--batch-size 1 --device cpu --dtype bfloat16 --threads 2 --no-mmap --no-alias --no-recycle "
+        "--batch-size 3 --device cpu --dtype bfloat16 --threads 2 --no-mmap --no-alias --no-recycle "
         "--memory-limit 1.5G"
     )
-    options = LoadOptions("cpu", "bfloat16", 2, False, False, False, 3 * 2**29)
+    options = LoadOptions("cpu", "bfloat16", 2, False, False, False, 3 * 2**29, 3)
     request = Request("da", "transcribe", "Hej", "word", 4, 0.5, 9)
     whisper = given.replace("--prompt", "--initial-prompt").split()
     whisper = [word.replace("-", "_").replace("__", "--", 1) for word in whisper]

@@ -59,7 +59,7 @@ def run(path, tokens=(1, 40, 262, 7)) -> torch.Tensor:
     samples = torch.randn(16000, generator=torch.Generator().manual_seed(1)) * 0.1
     with torch.inference_mode():
         memory, cache = model.memory(model.encode(samples)), model.new_cache()
-        return torch.stack([model.step(token, cache, memory) for token in tokens])
+        return torch.stack([model.logits([token], [cache], [memory])[0] for token in tokens])
 
 
 def audiocpp(source, path) -> Path:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transcribe.models.family import Capabilities, Decoded, Window
+from transcribe.models.family import Capabilities, Decoded, Ongoing, Window
 
 from transcribe import pipeline
 from transcribe.audio.activity import FRAME, mean_square
@@ -39,7 +39,7 @@ class FakeModel:
         self.replies = list(replies)
         self.heard: list[torch.Tensor] = []
 
-    def transcribe(self, samples: torch.Tensor, request: Request) -> Decoded:
+    def begin(self, samples: torch.Tensor, request: Request) -> Ongoing:
         assert samples.dtype == torch.float32
         assert len(samples) <= self.window.max_seconds * RATE
         self.heard.append(samples.clone())
@@ -47,10 +47,12 @@ class FakeModel:
         if isinstance(reply, Exception):
             raise reply
         reply.stats = {"tokens": 2.0, "decode_s": 0.5}
-        return reply
+        window = Ongoing()
+        window.decoded = reply
+        return window
 
-    def peak_bytes(self, seconds: float) -> int:
-        return int(seconds * 1e6)
+    def peak_bytes(self, seconds: float, together: int = 1) -> int:
+        return int(seconds * 1e6) * together
 
 
 @pytest.fixture(autouse=True)

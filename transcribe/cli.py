@@ -108,7 +108,9 @@ def transcribe(
     ] = 1.0,
     seed: Annotated[int | None, typer.Option("--seed", help="With a temperature: repeats what is drawn.")] = None,
     max_tokens: Annotated[int | None, typer.Option("--max-tokens", min=1, help="Limit for one window.")] = None,
-    batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Windows decoded together.")] = 1,
+    batch_size: Annotated[
+        int | None, typer.Option("--batch-size", min=1, max=16, help="Windows decoded together (as memory allows).")
+    ] = None,
     recursive: Annotated[bool, typer.Option("--recursive", help="Folders with their subfolders.")] = False,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Also do again what has outputs newer than the recording.")
@@ -152,12 +154,10 @@ def transcribe(
     """
     from . import batch, worklist, writers
 
-    if batch_size > 1:
-        raise UsageError(f"--batch-size {batch_size}: decoding several windows together is not there yet; use 1")
     limit = parse_size(memory_limit) if memory_limit is not None else None
     formats = writers.formats(output_format, timestamps)
     request = Request(language, task, prompt, timestamps, beam_size, temperature, max_tokens, top_p, seed)
-    options = LoadOptions(device, dtype, threads, not no_mmap, not no_alias, not no_recycle, limit)
+    options = LoadOptions(device, dtype, threads, not no_mmap, not no_alias, not no_recycle, limit, batch_size)
 
     console = Console(quiet)
     plan = worklist.plan(inputs, formats, output_dir, recursive, overwrite)

@@ -11,7 +11,10 @@ Timestamps = Literal["none", "segment", "word"]
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """How a model is loaded. `memory_limit` is in bytes, over what `import torch` takes."""
+    """How a model is loaded. `memory_limit` is in bytes, over what `import torch` takes.
+
+    `batch_size` is how many windows are decoded together, None for as many as memory allows.
+    """
 
     device: Device = "auto"
     dtype: DType = "auto"
@@ -20,6 +23,7 @@ class LoadOptions:
     alias: bool = True
     recycle: bool = True
     memory_limit: int | None = None
+    batch_size: int | None = None
 
 
 @dataclass(frozen=True)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+import psutil
 import torch
 
 from .audio import RATE, AudioStream, open_array, open_audio
 from .audio.activity import open_detector
 from .errors import TranscribeError, UsageError
+from .lockstep import Job, Lockstep
 from .options import LoadOptions, Request
 from .text.languages import UNSPACED, language_code, language_name
 from .transcript import Segment, Transcript
@@ -22,19 +25,31 @@ from .windows import MARGIN, Window, windows
 if TYPE_CHECKING:
     from transcribe.models.family import Decoded, Model
 
-    from .audio.stream import Samples
-
 Progress = Callable[[float, "float | None"], None]
 
 SHORTEST_WINDOW = 5.0  # seconds: with less context than this a model guesses, so a memory limit stops here
 
 
 class Transcriber:
-    """A loaded model, ready for recordings. `model` is the family's; `name` is what its file is called."""
+    """A loaded model, ready for recordings. `model` is the family's; `name` is what its file is called.
 
-    def __init__(self, model: Model, name: str = "", memory_limit: int | None = None) -> None:
-        self.model, self.name = model, name
-        self.window_seconds = _fitting_window(model, memory_limit)
+    `batch_size`: how many windows are decoded together; None for as many as memory allows, up to eight.
+    """
+
+    def __init__(
+        self, model: Model, name: str = "", memory_limit: int | None = None, batch_size: int | None = None
+    ) -> None:
+        self.model, self.name, self.memory_limit, self.batch_size = model, name, memory_limit, batch_size
+        self.window_seconds = _fitting_window(model, memory_limit, batch_size or 1)
+
+    @cached_property
+    def together(self) -> int:
+        """How many windows are decoded together."""
+        if self.batch_size is not None:
+            return self.batch_size
+        limit = self.memory_limit or psutil.virtual_memory().available // 4
+        fits = [n for n in (2, 4, 8) if self.model.peak_bytes(self.window_seconds, n) <= limit]
+        return max(fits, default=1)
 
     @classmethod
     def load(cls, path_or_name: str | None = None, options: LoadOptions | None = None) -> Transcriber:
@@ -53,7 +68,7 @@ class Transcriber:
             torch.set_num_threads(options.threads)
         path = hub.resolve(path_or_name)
         model = load_model(open_checkpoint(path, mmap=options.mmap), options)
-        return cls(model, path.name, options.memory_limit)
+        return cls(model, path.name, options.memory_limit, options.batch_size)
 
     def check(self, request: Request) -> Request:
         """The request with its language as a code. Raises `UsageError` for what this model cannot do."""
@@ -104,7 +119,7 @@ class Transcriber:
         else:
             stream = open_array(audio, rate)
         with stream:
-            return _Recording(self, stream, request).run(progress)
+            return _Recording(self, stream, request, progress).run()
 
 
 @dataclass
@@ -114,29 +129,34 @@ class _Recording:
     owner: Transcriber
     stream: AudioStream
     request: Request
+    progress: Progress | None = None
     warnings: list[str] = field(default_factory=list)
+    answers: list[tuple[int, int, Decoded]] = field(default_factory=list)
+    """From sample, to sample, and what was said there; in the order in which windows ended."""
+    again: deque[Job] = field(default_factory=deque)
+    """Halves of windows that failed for their length."""
     segments: list[Segment] = field(default_factory=list)
+    language: str | None = None
     truncated: bool = False
     heard: int = 0  # windows given to the model
     longest: float = 0.0  # of them, in seconds
-    model_seconds: float = 0.0
+    covered: int = 0  # samples
+    reached: int = 0
     stats: Counter[str] = field(default_factory=Counter)
 
-    def run(self, progress: Progress | None) -> Transcript:
+    def run(self) -> Transcript:
         began = time.perf_counter()
-        covered = 0
-        self.language = self.request.language
         detector = open_detector(self.warnings)
-        for window in windows(self.stream.blocks(), detector, self.owner.window_seconds):
-            self._listen(window)
-            covered += len(window.samples)
-            if progress:
-                progress(window.stop / RATE, self.stream.declared_seconds)
+        self.windows = windows(self.stream.blocks(), detector, self.owner.window_seconds)
+        lockstep = Lockstep(self.owner.model, self._next, lambda: self.owner.together)
+        for job in lockstep.run():
+            self._ended(job)
+        self._gather()
         decoded = self.stream.decoded_seconds
         self.truncated |= self.stream.damaged
-        if covered != round(decoded * RATE):
+        if self.covered != round(decoded * RATE):
             self.truncated = True
-            self.warnings.append(f"only {covered / RATE:.1f} of {decoded:.1f} s were transcribed")
+            self.warnings.append(f"only {self.covered / RATE:.1f} of {decoded:.1f} s were transcribed")
         text = ("" if self.language in UNSPACED else " ").join(segment.text for segment in self.segments)
         if self.heard and not text:
             self.warnings.append("there seems to be speech, but the model wrote nothing")
@@ -149,81 +169,96 @@ class _Recording:
             model=self.owner.name,
             family=model.family,
             decoded_seconds=decoded,
-            covered_seconds=covered / RATE,
+            covered_seconds=self.covered / RATE,
             truncated=self.truncated,
             no_speech=not self.heard,
             timestamps_from="window" if stamped else "none",
             warnings=[*self.stream.warnings, *self.warnings],
-            stats=self._stats(decoded, time.perf_counter() - began),
+            stats=self._stats(decoded, time.perf_counter() - began, lockstep),
         )
 
-    def _listen(self, window: Window, whole: bool = True) -> None:
-        """Transcribe a window; a whole one that fails for its length is cut in two and tried once more."""
-        voiced, heard = window.voiced(), window.voiced(MARGIN)
-        if voiced is None or heard is None:
-            return
-        decoded = self._decode(window.samples[slice(*heard)])
-        again = decoded is None or decoded.looped or (decoded.truncated and self.request.max_tokens is None)
-        halves = window.halves() if whole and again else None
-        place = f"{window.start / RATE:.1f}-{window.stop / RATE:.1f} s"
-        if decoded is None:
-            if not halves:
-                raise TranscribeError(f"{self.stream.name}: out of memory at {place}; set a memory limit")
-            self._warn_once("out of memory: windows are cut in two")
-        if halves:
-            for half in halves:
-                self._listen(half, whole=False)
-        elif decoded:
-            self._keep(window.start + voiced[0], window.start + voiced[1], decoded, place)
+    def _next(self) -> Job | None:
+        """The next window with speech in it."""
+        if self.again:
+            return self.again.popleft()
+        for window in self.windows:
+            self.covered += len(window.samples)
+            if window.voiced() is not None:
+                # A window's arrays hold until the next one is asked for, which may be before it has ended.
+                return self._job(window.copy() if self.owner.together > 1 else window)
+            self._report(window)
+        return None
 
-    def _decode(self, samples: Samples) -> Decoded | None:
-        """The model's answer; None if memory ran out."""
-        model = self.owner.model
-        short = round(model.window.min_seconds * RATE) - len(samples)
-        waveform = torch.from_numpy(samples)
+    def _job(self, window: Window, whole: bool = True) -> Job:
+        start, stop = window.voiced(MARGIN) or (0, len(window.samples))
+        waveform = torch.from_numpy(window.samples[start:stop])
+        short = round(self.owner.model.window.min_seconds * RATE) - len(waveform)
         if short > 0:
             waveform = torch.nn.functional.pad(waveform, (0, short))
         self.heard += 1
         self.longest = max(self.longest, len(waveform) / RATE)
-        began = time.perf_counter()
-        try:
-            decoded = model.transcribe(waveform, self.request)
-        except (MemoryError, RuntimeError) as error:
-            if not _is_out_of_memory(error):
-                raise
-            return None
-        finally:
-            self.model_seconds += time.perf_counter() - began
-        self.stats.update(decoded.stats)
-        return decoded
+        return Job(window, waveform, self.request, whole)
 
-    def _keep(self, start: int, stop: int, decoded: Decoded, place: str) -> None:
-        self.language = self.language or decoded.language
-        if decoded.looped:
-            self.warnings.append(f"{place}: the model repeats itself: the text breaks off there")
-        elif decoded.truncated:
-            self.warnings.append(f"{place}: the token budget ran out: the text breaks off there")
-        self.truncated |= decoded.looped or decoded.truncated
-        if text := decoded.text.strip():
-            self.segments.append(Segment(len(self.segments), start / RATE, stop / RATE, text))
+    def _ended(self, job: Job) -> None:
+        """Keep what a window gave; a whole one that failed for its length is cut in two and tried once more."""
+        if job.failed is not None:
+            raise job.failed
+        decoded, window = job.decoded, job.window
+        if decoded is not None:
+            self.stats.update(decoded.stats)
+        again = decoded is None or decoded.looped or (decoded.truncated and self.request.max_tokens is None)
+        halves = window.halves() if job.whole and again else None
+        if decoded is None:
+            if not halves:
+                raise TranscribeError(f"{self.stream.name}: out of memory at {_place(window)}; set a memory limit")
+            self._warn_once("out of memory: windows are cut in two")
+        if halves:
+            self.again.extend(self._job(half, whole=False) for half in halves if half.voiced() is not None)
+        elif decoded:
+            voiced = window.voiced() or (0, len(window.samples))
+            self.answers.append((window.start + voiced[0], window.start + voiced[1], decoded))
+            if decoded.looped:
+                self.warnings.append(f"{_place(window)}: the model repeats itself: the text breaks off there")
+            elif decoded.truncated:
+                self.warnings.append(f"{_place(window)}: the token budget ran out: the text breaks off there")
+            self.truncated |= decoded.looped or decoded.truncated
+        self._report(window)
+
+    def _report(self, window: Window) -> None:
+        self.reached = max(self.reached, window.stop)
+        if self.progress:
+            self.progress(self.reached / RATE, self.stream.declared_seconds)
+
+    def _gather(self) -> None:
+        """Windows in the order of the recording, in whatever order they ended."""
+        self.answers.sort(key=lambda answer: answer[0])
+        self.language = self.request.language or next((d.language for *_, d in self.answers if d.language), None)
+        for start, stop, decoded in self.answers:
+            if text := decoded.text.strip():
+                self.segments.append(Segment(len(self.segments), start / RATE, stop / RATE, text))
 
     def _warn_once(self, warning: str) -> None:
         if warning not in self.warnings:
             self.warnings.append(warning)
 
-    def _stats(self, seconds: float, wall: float) -> dict[str, Any]:
+    def _stats(self, seconds: float, wall: float, lockstep: Lockstep) -> dict[str, Any]:
         """Times in seconds; `real_time_factor` is time over length; the peak is predicted, not measured."""
         return {
             "audio_seconds": seconds,
             "wall_seconds": wall,
-            "model_seconds": self.model_seconds,
+            "model_seconds": lockstep.model_seconds,
             "real_time_factor": wall / seconds if seconds else 0.0,
             "windows": self.heard,
             "longest_window": self.longest,
-            "peak_bytes": self.owner.model.peak_bytes(self.longest) if self.longest else 0,
+            "together": lockstep.most,
+            "peak_bytes": self.owner.model.peak_bytes(self.longest, lockstep.most) if lockstep.most else 0,
             "tokens": 0,
             **self.stats,
         }
+
+
+def _place(window: Window) -> str:
+    return f"{window.start / RATE:.1f}-{window.stop / RATE:.1f} s"
 
 
 def _model_name(model: Model) -> str:
@@ -252,28 +287,24 @@ def _language(wanted: str | None, model: Model, name: str) -> str | None:
     return code
 
 
-def _fitting_window(model: Model, memory_limit: int | None) -> float:
+def _fitting_window(model: Model, memory_limit: int | None, together: int) -> float:
     """The longest window, in seconds, whose predicted peak fits; to a tenth of a second."""
     longest = model.window.max_seconds
-    if memory_limit is None or model.peak_bytes(longest) <= memory_limit:
+    if memory_limit is None or model.peak_bytes(longest, together) <= memory_limit:
         return longest
     shortest = min(max(SHORTEST_WINDOW, model.window.min_seconds), longest)
-    least = model.peak_bytes(shortest)
+    least = model.peak_bytes(shortest, together)
     if least > memory_limit:
         raise UsageError(
             f"a memory limit of {memory_limit / 2**20:.0f} MiB is too small: {_model_name(model)} "
-            f"needs {least / 2**20:.0f} MiB for {shortest:.0f} s of audio at a time"
+            f"needs {least / 2**20:.0f} MiB for {_windows(together)}{shortest:.0f} s of audio at a time"
         )
     fits, fails = shortest, longest
     while fails - fits > 0.1:
         middle = (fits + fails) / 2
-        fits, fails = (middle, fails) if model.peak_bytes(middle) <= memory_limit else (fits, middle)
+        fits, fails = (middle, fails) if model.peak_bytes(middle, together) <= memory_limit else (fits, middle)
     return fits
 
 
-def _is_out_of_memory(error: MemoryError | RuntimeError) -> bool:
-    """Torch has a class for this on CUDA; on the CPU and on MPS only the text tells."""
-    text = str(error)
-    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(
-        sign in text for sign in ("can't allocate memory", "not enough memory", "out of memory")
-    )
+def _windows(together: int) -> str:
+    return f"{together} windows of " if together > 1 else ""

@@ -50,6 +50,10 @@ class Window:
         start, stop = (int(frames[0]) - margin) * FRAME, (int(frames[-1]) + 1 + margin) * FRAME
         return max(0, start), min(len(self.samples), stop)
 
+    def copy(self) -> Window:
+        """One that holds for ever."""
+        return Window(self.start, self.samples.copy(), self.speech.copy(), self.power.copy())
+
     def halves(self) -> tuple[Window, Window] | None:
         """The window cut in two at the quietest point of its middle third; None if it is too short to cut."""
         third = len(self.speech) // 3

@@ -5,7 +5,8 @@ head, rotary positions, SwiGLU (Shazeer 2020) whose gate and up projections are 
 
 A family composes: it makes the rows (`LanguageModel.embed`, scaled, added to or replaced by what its encoder gives),
 and passes a `layer` or a `head` of its own where they differ from those here. Any layer is a module that maps rows
-[time, width], the rotation of their positions and the layer's cache to rows; any head maps rows to logits.
+[time, width], the rotation of their positions and the layer's cache to rows; any head maps rows to logits. The rows are
+one sequence's next ones, with its cache, or the next one of each of several sequences, with `Lanes` of their caches.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from transcribe.engine import KVCache, Scheduler
+from transcribe.engine import KVCache, Lanes, Scheduler
 from transcribe.engine.functional import cached_attention, rotary_halves
 from transcribe.engine.kv_cache import LayerCache
 from transcribe.engine.modules import Embedding, FusedLinear, Linear, RMSNorm
@@ -58,7 +59,7 @@ class Attention(nn.Module):
         """Queries [time, heads, head_dim], keys and values [time, kv_heads, head_dim]."""
         return self.qkv_proj(x).unflatten(-1, (-1, self.head_dim)).split((self.heads, self.kv_heads, self.kv_heads), 1)
 
-    def forward(self, x: Tensor, rotation: Tensor, cache: LayerCache) -> Tensor:
+    def forward(self, x: Tensor, rotation: Tensor, cache: LayerCache | Lanes[LayerCache]) -> Tensor:
         q, k, v = self.project(x)
         return self.o_proj(cached_attention(rotary_halves(q, rotation), rotary_halves(k, rotation), v, cache))
 
@@ -98,7 +99,7 @@ class DecoderLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(c.width, c.eps)
         self.mlp = GatedMLP(c)
 
-    def forward(self, x: Tensor, rotation: Tensor, cache: LayerCache) -> Tensor:
+    def forward(self, x: Tensor, rotation: Tensor, cache: LayerCache | Lanes[LayerCache]) -> Tensor:
         x = x + self.self_attn(self.input_layernorm(x), rotation, cache)
         return x + self.mlp(self.post_attention_layernorm(x))
 
@@ -157,6 +158,20 @@ class LanguageModel:
             for i, layer in enumerate(self.decoder.layers):
                 x = self.engine(layer, x, rotation, cache[i])
         return self.engine(self.head, x[-1:])[0]
+
+    def step(self, tokens: list[int], caches: list[KVCache]) -> Tensor:
+        """The logits [sequences, vocabulary] that follow one more token of each sequence.
+
+        Each row has the bits that it has alone.
+        """
+        positions = [cache[0].length for cache in caches]
+        for cache, position in zip(caches, positions, strict=True):
+            cache.reserve(position + 1)
+        rotation = self._rotation(0, max(positions) + 1)[positions]
+        x = self.embed(tokens)
+        for i, layer in enumerate(self.decoder.layers):
+            x = self.engine(layer, x, rotation, Lanes([cache[i] for cache in caches]))
+        return self.engine(self.head, x)
 
     def _rotation(self, start: int, stop: int) -> Tensor:
         if stop > len(self.rotations):

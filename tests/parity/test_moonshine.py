@@ -122,7 +122,7 @@ def decode_tokens(model, samples, tokens):
     """Logits [tokens, vocabulary] with these tokens fed one at a time."""
     with torch.inference_mode():
         memory, cache = model.memory(model.encode(samples)), model.new_cache()
-        return torch.stack([model.step(token, cache, memory) for token in tokens])
+        return torch.stack([model.logits([token], [cache], [memory])[0] for token in tokens])
 
 
 @pytest.mark.parametrize("seconds", SECONDS)
@@ -149,7 +149,7 @@ def test_greedy_tokens_match_transformers(reference, path, seconds):
         memory: list[KeyValue] = model.memory(model.encode(samples))
         cache, tokens = model.new_cache(), [1]
         while len(tokens) < len(expected):
-            tokens.append(most_probable(model.step(tokens[-1], cache, memory)))
+            tokens.append(most_probable(model.logits(tokens[-1:], [cache], [memory])[0]))
     assert tokens == expected
 
 

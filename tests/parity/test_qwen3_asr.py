@@ -263,7 +263,7 @@ def decode_tokens(model, samples, tokens):
     with torch.inference_mode():
         rows, cache = model.rows(samples, model.prompts.make(None, None)), language_model.new_cache(2000)
         logits = [language_model.logits(rows, cache)]
-        logits += [language_model.logits(language_model.embed([token]), cache) for token in tokens]
+        logits += [language_model.step([token], [cache])[0] for token in tokens]
         return torch.stack(logits)
 
 
@@ -303,7 +303,7 @@ def test_greedy_tokens_match_transformers(reference, model, seconds):
         logits = language_model.logits(model.rows(noise(seconds), model.prompts.make(None, None)), cache)
         tokens = [most_probable(logits)]
         while len(tokens) < len(expected):
-            tokens.append(most_probable(language_model.logits(language_model.embed(tokens[-1:]), cache)))
+            tokens.append(most_probable(language_model.step(tokens[-1:], [cache])[0]))
     assert tokens == expected
 
 

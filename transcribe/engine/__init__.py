@@ -6,14 +6,15 @@
     capture.py      a block as a torch.fx graph, once a kind of block
     plan.py         lifetimes of storages, places in one arena, the peak, for concrete shapes
     arena.py        the one buffer that intermediates share
+    binding.py      a plan bound to a block and to addresses; what the C kernels do in one call
     scheduler.py    runs blocks on plans; the switches; the peak before the run
     heap.py         what the C library is asked so that freed memory does not pile up
     kv_cache.py     keys and values, in rows of their own
-    decoding.py     greedy decoding and sampling, the token budget, the loop guard
+    decoding.py     a sequence's answer: greedy decoding and sampling, the token budget, the loop guard
 """
 
-from .decoding import generate, greedy
-from .kv_cache import KeyValue, KVCache
+from .decoding import Answer, greedy
+from .kv_cache import KeyValue, KVCache, Lanes
 from .scheduler import Scheduler
 
-__all__ = ["KVCache", "KeyValue", "Scheduler", "generate", "greedy"]
+__all__ = ["Answer", "KVCache", "KeyValue", "Lanes", "Scheduler", "greedy"]

@@ -174,10 +174,12 @@ class Binder:
             return False
         args = [self._sample(argument) for argument in step.args]
         place = self._in_arena(step)
-        fresh = place is None and step.into is None
-        out = place
-        if out is None:
-            out = torch.empty(step.spec[0], dtype=step.spec[1]) if fresh else self._sample(Ref(step.into))
+        if place is not None:
+            out = place
+        elif step.into is not None:
+            out = self._sample(Ref(step.into))
+        else:
+            out = torch.empty(step.spec[0], dtype=step.spec[1])
         found = operation.steps(*args, out=out, scratch=self._scratch(step), **step.kwargs)
         if found is None:
             return False
@@ -187,11 +189,11 @@ class Binder:
             self.known[step.dst] = place
             return True
         self.samples[step.dst] = out
-        if fresh:
+        if step.into is not None:
+            self.taken.append((step.dst, step.into))
+        else:
             self.fresh.append((step.dst, *step.spec))
             self.late.append((step.dst, out))
-        else:
-            self.taken.append((step.dst, step.into))
         return True
 
     def _flush(self) -> None:

@@ -27,35 +27,46 @@ Choice = Callable[[Tensor], int]
 """From logits [vocabulary] to a token."""
 
 
-def generate(
-    logits: Tensor, step: Callable[[int], Tensor], stop: frozenset[int], budget: int, choose: Choice | None = None
-) -> Decoding:
-    """Choose tokens, the most probable ones unless told otherwise, until one of `stop`, or `budget`, or a loop.
+class Answer:
+    """What one sequence is answered, token by token, the most probable ones unless `choose` says otherwise.
 
-    `logits` [vocabulary] decide the first token, `step(token)` gives those that follow a token. Raises
-    `TranscribeError` on non-finite logits.
+    It ends at one of `stop`, after `budget` tokens, or in a loop. `take` gives it logits; `token` is then the one to go
+    on from, None when it has ended.
     """
-    choose = choose or most_probable
-    result = Decoding()
-    while True:
-        token = choose(logits)
-        if token in stop:
-            return result
+
+    def __init__(self, stop: frozenset[int], budget: int, choose: Choice | None = None) -> None:
+        self.stop, self.budget, self.choose = stop, budget, choose or most_probable
+        self.decoding = Decoding()
+        self.token: int | None = None
+
+    @property
+    def ended(self) -> bool:
+        return self.token is None
+
+    def take(self, logits: Tensor) -> None:
+        """Choose by the logits [vocabulary]. Raises `TranscribeError` if they are not finite."""
+        result, token = self.decoding, self.choose(logits)
+        self.token = None
+        if token in self.stop:
+            return
         result.tokens.append(token)
         period = loop_period(result.tokens)
         if period:
             result.looped = True
             result.tokens = _said_once(result.tokens, period)
-            return result
-        if len(result.tokens) >= budget:
+        elif len(result.tokens) >= self.budget:
             result.truncated = True
-            return result
-        logits = step(token)
+        else:
+            self.token = token
 
 
 def greedy(step: Callable[[int], Tensor], start: int, stop: frozenset[int], budget: int) -> Decoding:
-    """`generate` from a start token: the most probable token each time."""
-    return generate(step(start), step, stop, budget)
+    """The answer that follows a start token, where `step(token)` gives the logits [vocabulary] after a token."""
+    answer = Answer(stop, budget)
+    answer.take(step(start))
+    while answer.token is not None:
+        answer.take(step(answer.token))
+    return answer.decoding
 
 
 def most_probable(logits: Tensor) -> int:

@@ -78,42 +78,45 @@ def _attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return _attend(q, k, v, causal=False)
 
 
-def _cross_attention(q: Tensor, memory: KeyValue) -> Tensor:
-    """Queries attend to keys and values computed once: q [time, heads, head_dim] -> [time, heads * head_dim]."""
+def _cross_attention(q: Tensor, memory: KeyValue | Lanes[KeyValue]) -> Tensor:
+    """Queries attend to keys and values computed once: q [time, heads, head_dim] -> [time, heads * head_dim].
+
+    With `Lanes`, each row attends to another sequence's.
+    """
+    if isinstance(memory, Lanes):
+        return torch.cat([_cross_attention(q[i : i + 1], lane) for i, lane in enumerate(memory.lanes)])
     return _attend(q, memory.keys, memory.values, causal=False)
 
 
-def _cached_attention(q: Tensor, k: Tensor, v: Tensor, cache: LayerCache | Lanes) -> Tensor:
+def _cached_attention(q: Tensor, k: Tensor, v: Tensor, cache: LayerCache | Lanes[LayerCache]) -> Tensor:
     """Copy k and v into the cache, then attend causally to all of it: -> [time, heads * head_dim].
 
     k and v are usually views of a fused projection in the arena; the cache keeps rows of its own, never the views.
     With `Lanes`, each row is another sequence's next.
     """
     if isinstance(cache, Lanes):
-        rows = zip(q.split(1), k.split(1), v.split(1), cache.lanes, strict=True)
-        return torch.cat([_attend(q, *lane.append(k, v), causal=True) for q, k, v, lane in rows])
+        each = enumerate(cache.lanes)
+        return torch.cat([_cached_attention(q[i : i + 1], k[i : i + 1], v[i : i + 1], lane) for i, lane in each])
     keys, values = cache.append(k, v)
     return _attend(q, keys, values, causal=True)
 
 
-def _cached_steps(q: Tensor, k: Tensor, v: Tensor, cache: LayerCache | Lanes, *, out: Tensor) -> list[Step] | None:
-    if q.shape[0] > 1 and isinstance(cache, LayerCache):  # rows of one sequence see one another
-        return None
-    return steps.attend(q, k, v, cache, k.shape[1], out)
+def _cached_steps(q: Tensor, k: Tensor, v: Tensor, cache: LayerCache | Lanes[LayerCache], *, out: Tensor) -> list[Step] | None:
+    return steps.attend(q, k, v, cache, out) if isinstance(cache, Lanes) else None
 
 
-def _cross_steps(q: Tensor, memory: KeyValue, *, out: Tensor) -> list[Step] | None:
-    if q.shape[0] > 1 or memory.keys.dtype != q.dtype:
-        return None
-    return steps.attend(q, None, None, memory, memory.keys.shape[1], out)
+def _cross_steps(q: Tensor, memory: KeyValue | Lanes[KeyValue], *, out: Tensor) -> list[Step] | None:
+    return steps.attend(q, None, None, memory, out) if isinstance(memory, Lanes) else None
 
 
 def _flat_heads(q: Tensor, *rest: object) -> Spec:
     return (q.shape[0], q.shape[1] * q.shape[2]), q.dtype
 
 
-def _attention_workspace(q: Tensor, k: Tensor | KeyValue, *rest: object) -> int:
+def _attention_workspace(q: Tensor, k: Tensor | KeyValue | Lanes[KeyValue], *rest: object) -> int:
     """What torch's flash attention on the CPU allocates: the log-sum-exp, and a block of scores for each thread."""
+    if isinstance(k, Lanes):  # one query at a time, by the kernels as a rule, which allocate nothing
+        return 0
     queries, heads, width = q.shape
     keys = k.length if isinstance(k, KeyValue) else k.shape[0]
     block = min(queries, 256 if queries >= 768 else 64 if queries >= 192 else 32)
@@ -121,11 +124,11 @@ def _attention_workspace(q: Tensor, k: Tensor | KeyValue, *rest: object) -> int:
     return 4 * (heads * queries + torch.get_num_threads() * scores)
 
 
-def _cached_workspace(q: Tensor, k: Tensor, v: Tensor, cache: LayerCache | Lanes) -> int:
+def _cached_workspace(q: Tensor, k: Tensor, v: Tensor, cache: LayerCache | Lanes[LayerCache]) -> int:
     """That of attention, and of several queries the mask, as truth values and as numbers."""
-    rows = q.shape[0]
     if isinstance(cache, Lanes):
-        return rows * _attention_workspace(q[:1], k[:1])
+        return _attention_workspace(q, cache)
+    rows = q.shape[0]
     masked = rows * (cache.length + rows) if rows > 1 else 0
     return _attention_workspace(q, k) + masked * (1 + q.dtype.itemsize)
 

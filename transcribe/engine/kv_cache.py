@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,23 +15,23 @@ if TYPE_CHECKING:
 GROWTH = 64  # rows a cache grows by; a window never holds more than one such step that it does not need
 
 
+Place = tuple[int, int, int]
+"""Addresses of keys and of values, [length, heads, head_dim] each, and the length."""
+
+
 class KeyValue:
     """Keys and values computed once and read many times: each [time, heads, head_dim]."""
 
     def __init__(self, keys: Tensor, values: Tensor) -> None:
-        self.keys, self.values = keys, values
-        self._table: Tensor | None = None
+        self.keys, self.values = keys.contiguous(), values.contiguous()
 
     @property
     def length(self) -> int:
         return self.keys.shape[0]
 
-    def table(self) -> int:
-        """The address of where they are, and how many: int64 [1, 3]."""
-        if self._table is None:
-            self.keys, self.values = self.keys.contiguous(), self.values.contiguous()
-            self._table = torch.tensor([self.keys.data_ptr(), self.values.data_ptr(), self.length])
-        return self._table.data_ptr()
+    def place(self) -> Place:
+        """Where they are."""
+        return self.keys.data_ptr(), self.values.data_ptr(), self.length
 
 
 class LayerCache:
@@ -40,13 +41,13 @@ class LayerCache:
         self.engine, self.limit = engine, limit
         self.length = 0
         self._addresses = (0, 0)
-        self._table = (ctypes.c_int64 * 3)()
-        self._keys = engine.empty((0, heads, head_dim), dtype)
-        self._values = engine.empty((0, heads, head_dim), dtype)
+        # What they hold beyond `length` is not written yet.
+        self.keys = engine.empty((0, heads, head_dim), dtype)
+        self.values = engine.empty((0, heads, head_dim), dtype)
 
     @property
     def capacity(self) -> int:
-        return self._keys.shape[0]
+        return self.keys.shape[0]
 
     def reserve(self, rows: int) -> None:
         """Make room for `rows` rows in all. Raises `ValueError` beyond the limit."""
@@ -54,9 +55,9 @@ class LayerCache:
             raise ValueError(f"KV cache of {self.limit} rows cannot hold {rows}")
         if rows > self.capacity:
             capacity = min(self.limit, -(-rows // GROWTH) * GROWTH)
-            self._keys = self._grown(self._keys, capacity)
-            self._values = self._grown(self._values, capacity)
-            self._addresses = (self._keys.data_ptr(), self._values.data_ptr())
+            self.keys = self._grown(self.keys, capacity)
+            self.values = self._grown(self.values, capacity)
+            self._addresses = (self.keys.data_ptr(), self.values.data_ptr())
 
     def _grown(self, old: Tensor, capacity: int) -> Tensor:
         new = self.engine.empty((capacity, *old.shape[1:]), old.dtype)
@@ -68,32 +69,31 @@ class LayerCache:
         """Copy rows [time, heads, head_dim] in; all rows so far, as views of the cache."""
         self.reserve(self.length + keys.shape[0])
         start, self.length = self.length, self.length + keys.shape[0]
-        self._keys[start : self.length] = keys
-        self._values[start : self.length] = values
-        return self._keys[: self.length], self._values[: self.length]
+        self.keys[start : self.length] = keys
+        self.values[start : self.length] = values
+        return self.keys[: self.length], self.values[: self.length]
 
-    def extend(self) -> tuple[int, int, int]:
-        """Count one more row, which is yet to be written: the addresses of keys and values, and the new length."""
+    def place(self) -> Place:
+        """Where the rows are, with one more that is yet to be written."""
         self.reserve(self.length + 1)
         self.length += 1
         return (*self._addresses, self.length)
 
-    def table(self) -> int:
-        """`extend` for the kernels: the address of int64 [1, 3]."""
-        self._table[:] = self.extend()
-        return ctypes.addressof(self._table)
+
+L = TypeVar("L", LayerCache, KeyValue)
 
 
-class Lanes:
-    """One layer's caches of several sequences, each of which gets one more row."""
+class Lanes(Generic[L]):
+    """One layer's keys and values of several sequences, of which each has one query."""
 
-    def __init__(self, lanes: list[LayerCache]) -> None:
+    def __init__(self, lanes: Sequence[L]) -> None:
         self.lanes = lanes
+        self.groups, self.dtype = lanes[0].keys.shape[1], lanes[0].keys.dtype
         self._table = (ctypes.c_int64 * (3 * len(lanes)))()
 
     def table(self) -> int:
-        """`extend` of each for the kernels: the address of int64 [sequences, 3]."""
-        self._table[:] = [word for lane in self.lanes for word in lane.extend()]
+        """The `place` of each for the kernels: the address of int64 [sequences, 3]."""
+        self._table[:] = [word for lane in self.lanes for word in lane.place()]
         return ctypes.addressof(self._table)
 
 

@@ -165,8 +165,10 @@ class LayerNorm(Weighted):
         return steps.norm(x, self.weight, self.bias, self.eps, True, out)
 
     def run(self, x: Tensor, out: Tensor | None = None, scratch: Tensor | None = None) -> Tensor:
-        if steps.few(x) and steps.run(self.steps(x, out := torch.empty_like(x, memory_format=torch.contiguous_format))):
-            return out
+        if steps.few(x):
+            place = torch.empty_like(x, memory_format=torch.contiguous_format)
+            if steps.run(self.steps(x, place)):
+                return place
         return F.layer_norm(x, (self.width,), self.weight, self.bias, self.eps)
 
 

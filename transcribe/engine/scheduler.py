@@ -145,7 +145,7 @@ class Scheduler:
         if self.poison:
             self.arena.buffer.fill_(0xFF)
         for instruction in program.instructions:
-            if type(instruction) is Group:
+            if isinstance(instruction, Group):
                 instruction.run(registers)
                 continue
             dst, call, args, holes, frees, released = instruction

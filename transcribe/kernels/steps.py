@@ -25,16 +25,19 @@ WORDS, HEADER = 18, 4  # of a step in csrc/steps.h, and of them before its opera
 WIDEST_HEAD, MOST_HEADS = 256, 16  # of attention, as in csrc/operands.h
 
 
-class Caches(Protocol):
-    """Keys and values of sequences, one row of queries each."""
+class Lanes(Protocol):
+    """Keys and values of sequences, [length, groups, width] each."""
+
+    groups: int
+    dtype: torch.dtype
 
     def table(self) -> int:
-        """The address of int64 [sequences, 3]: keys, values, and length with the rows that are about to be written."""
+        """The address of int64 [sequences, 3]: keys, values, and length with the row that is about to be written."""
         ...
 
 
 class Step(NamedTuple):
-    """One operation. Operands: numbers, tensors (by address), `Caches` (by `table()` when it runs), None."""
+    """One operation. Operands: numbers, tensors (by address), `Lanes` (by `table()` when it runs), None."""
 
     operation: int
     units: int
@@ -57,11 +60,11 @@ class Program:
         self.words = (ctypes.c_int64 * (self.count * WORDS))()
         self.tensors: list[tuple[int, int, int]] = []
         """(word, register, offset)"""
-        self.caches: list[tuple[int, int]] = []
+        self.lanes: list[tuple[int, int]] = []
         self.kept: list[Tensor] = []
         for i, step in enumerate(steps):
             start = i * WORDS
-            self.words[start : start + 2] = (step.operation, step.units)
+            self.words[start : start + 2] = [step.operation, step.units]
             for word, operand in enumerate(step.operands, start + HEADER):
                 self._place(word, operand, late(operand))
         kernels = native.library()
@@ -82,7 +85,7 @@ class Program:
                 self.words[word] = operand.data_ptr()
                 self.kept.append(operand)
         elif late is not None:
-            self.caches.append((word, late[0]))
+            self.lanes.append((word, late[0]))
         else:
             self.words[word] = operand.table()
 
@@ -90,7 +93,7 @@ class Program:
         if registers is not None:
             for word, register, offset in self.tensors:
                 self.words[word] = registers[register].data_ptr() + offset
-            for word, register in self.caches:
+            for word, register in self.lanes:
                 self.words[word] = registers[register].table()
         self._run(self.words, self.count, torch.get_num_threads())
 
@@ -144,20 +147,13 @@ def linear(
     return [Step(PREPARE, 1, products[0])] * bool(prepared) + [Step(MULTIPLY, p[6], p) for p in products]
 
 
-def _row(x: Tensor) -> tuple[int, int] | None:
-    """(values, stride) of the rows of x [rows, ...], if what follows the first dimension is contiguous."""
-    width = x[0].numel()
-    return (width, x.stride(0)) if x[0].is_contiguous() else None
-
-
 def _pairs(operation: int, a: Tensor, b: Tensor, out: Tensor) -> list[Step] | None:
     if not isinstance(a, Tensor) or not isinstance(b, Tensor) or a.shape != b.shape or not few(a, b, out):
         return None
-    forms = [_row(t) for t in (a, b, out)]
-    if None in forms:
+    if not all(t[0].is_contiguous() for t in (a, b, out)):
         return None
-    (width, a_stride), (_, b_stride), (_, out_stride) = forms
-    return [Step(operation, a.shape[0], (a, b, out, width, a_stride, b_stride, out_stride, native.BRAIN[a.dtype]))]
+    operands = (a, b, out, a[0].numel(), a.stride(0), b.stride(0), out.stride(0), native.BRAIN[a.dtype])
+    return [Step(operation, a.shape[0], operands)]
 
 
 def add(a: Tensor, b: Tensor, out: Tensor) -> list[Step] | None:
@@ -201,22 +197,21 @@ def rotary(x: Tensor, rotation: Tensor, pairs: bool, out: Tensor) -> list[Step] 
     return [Step(ROTARY_PAIRS if pairs else ROTARY_HALVES, x.shape[0], operands)]
 
 
-def attend(
-    q: Tensor, k: Tensor | None, v: Tensor | None, caches: Caches, groups: int, out: Tensor
-) -> list[Step] | None:
-    """Each query of q [rows, heads, width] to the keys and values of its own sequence.
+def attend(q: Tensor, k: Tensor | None, v: Tensor | None, lanes: Lanes, out: Tensor) -> list[Step] | None:
+    """Each query of q [rows, heads, width] to the keys and values of its own lane.
 
-    k and v [rows, groups, width], where given, are written into the caches first.
+    k and v [rows, groups, width], where given, are first written to the lane's last row.
     """
     fresh = () if k is None or v is None else (k, v)
+    groups = lanes.groups
     if not few(q, *fresh, out) or not out.is_contiguous() or not all(t[0].is_contiguous() for t in (q, *fresh)):
         return None
     rows, heads, width = q.shape
-    if width > WIDEST_HEAD or heads // groups > MOST_HEADS:
+    if width > WIDEST_HEAD or heads // groups > MOST_HEADS or lanes.dtype != q.dtype:
         return None
     strides = [t.stride(0) for t in fresh] or [0, 0]
     operands = (
-        q, k, v, out, caches, heads, groups, width, q.stride(0), *strides, int(bool(fresh)), native.BRAIN[q.dtype],
+        q, k, v, out, lanes, heads, groups, width, q.stride(0), *strides, int(bool(fresh)), native.BRAIN[q.dtype],
         width**-0.5,
     )  # fmt: skip
     return [Step(ATTEND, rows * groups, operands)]
