@@ -10,7 +10,7 @@ product finds its weight outside the caches. Memory serves others too: products 
 the bytes of another copy, and the share is of that. Medians are printed.
 
 With few rows of activations the kernels expand the weight as they multiply; with many it is expanded by tiles and
-multiplied by torch. Both are measured from 8 to 32 rows, whatever `packed_linear` would choose; printed is up to how
+multiplied by torch. Both are measured from 8 rows up, whatever `packed_linear` would choose; printed is up to how
 many rows the kernels are faster. Errors are the norm of the difference to a float64 product of the dequantised
 weight with the same activations, relative to the norm of that product.
 """
@@ -51,8 +51,7 @@ HALVES = {
 
 OUTSIDE_CACHES = 1 << 30  # bytes
 FEW = (1, 2, 4, 8, 16)
-BOTH = (8, 12, *range(16, 33))
-MANY = (*range(17, 33), 64, 128, 256)
+MANY = (8, 12, *range(16, 33), 64, 128, 256)
 PRINTED = (17, 24, 32, 64, 128, 256)
 DTYPES = (torch.bfloat16, torch.float32)
 
@@ -171,40 +170,38 @@ def measure(kind: T, shape: tuple[int, int], memory: Tensor) -> dict[str, Any]:
     parts = copies(raw, memory)
     weights = cycle([as_weight(part, kind) for part in parts])
     others = cycle(parts[len(parts) // 2 :] + parts[: len(parts) // 2])
-    one, reading = product_time(weights, 1, torch.float32, True, lambda: read(next(others)))
-    few = {rows: product_time(weights, rows, torch.float32, True)[0] for rows in sorted({*FEW[1:], *BOTH})}
-    many = {
-        _name(dtype): {rows: product_time(weights, rows, dtype, False)[0] for rows in sorted({*BOTH, *MANY})}
+    found: dict[str, Any] = {"format": kind.name, "bytes": raw.numel(), "reading": {}, "kernels": {}, "expanded": {}}
+    for dtype in DTYPES:
+        one, reading = product_time(weights, 1, dtype, True, lambda: read(next(others)))
+        few = {rows: product_time(weights, rows, dtype, True)[0] for rows in sorted({*FEW[1:], *MANY})}
+        many = {rows: product_time(weights, rows, dtype, False)[0] for rows in MANY}
+        for path, times in (("reading", reading), ("kernels", {1: one, **few}), ("expanded", many)):
+            found[path][_name(dtype)] = times
+    found["errors"] = {
+        f"{_name(dtype)}, {'kernels' if by_kernels else 'expanded'}": error(as_weight(raw, kind), dtype, by_kernels)
         for dtype in DTYPES
+        for by_kernels in (True, False)
     }
-    errors = {
-        f"{_name(dtype)}, {'kernels' if by_kernels else 'expanded'}":
-            error(as_weight(raw, kind), dtype, by_kernels)
-        for by_kernels in (True, False) for dtype in DTYPES
-    }  # fmt: skip
-    return {"format": kind.name, "bytes": raw.numel(), "reading": reading, "kernels": {1: one, **few}, "expanded": many,
-            "errors": errors}  # fmt: skip
+    return found
 
 
 def report(found: list[dict[str, Any]], shape: tuple[int, int]) -> str:
     flop = 2 * shape[0] * shape[1] / 1e9
     bandwidth, speed, large, exact = [], [], [], []
     for row in found:
-        name, few, many = row["format"], row["kernels"], row["expanded"]
-        rates = {rows: row["bytes"] / few[rows] / 1e9 for rows in FEW}
-        reading = row["bytes"] / row["reading"] / 1e9
-        share = f"{100 * rates[1] / reading:.0f} %"
-        bandwidth.append([name, f"{reading:.1f}", share, *(f"{rate:.1f}" for rate in rates.values())])
-        speed.append([name, *(f"{flop * rows / few[rows]:.0f}" for rows in FEW)])
-        for dtype, took in many.items():
-            speeds = [f"{flop * rows / took[rows]:.0f}" for rows in PRINTED]
-            large.append([name, dtype, str(crossover(few, took)), *speeds])
-        exact.append([name, *(f"{value:.1e}" for value in row["errors"].values())])
+        for dtype, few in row["kernels"].items():
+            name, many = [row["format"], dtype], row["expanded"][dtype]
+            rates = [row["bytes"] / took / 1e9 for took in (row["reading"][dtype], *map(few.get, FEW))]
+            bandwidth.append([*name, f"{100 * rates[1] / rates[0]:.0f} %", *(f"{rate:.1f}" for rate in rates)])
+            speed.append([*name, *(f"{flop * rows / few[rows]:.0f}" for rows in FEW + PRINTED)])
+            speeds = [f"{flop * rows / many[rows]:.0f}" for rows in PRINTED]
+            large.append([*name, str(crossover(few, many)), *speeds])
+        exact.append([row["format"], *(f"{value:.1e}" for value in row["errors"].values())])
     parts = [
         "Kernels, GB/s of packed weight, by rows of activations",
-        markdown(["format", "memory", "share at 1 row", *map(str, FEW)], bandwidth),
+        markdown(["format", "dtype", "share at 1 row", "memory", *map(str, FEW)], bandwidth),
         "Kernels, GFLOP/s, by rows of activations",
-        markdown(["format", *map(str, FEW)], speed),
+        markdown(["format", "dtype", *map(str, FEW + PRINTED)], speed),
         "Expanded and multiplied by torch, GFLOP/s, by rows of activations",
         markdown(["format", "dtype", "kernels are faster up to", *map(str, PRINTED)], large),
         "Relative error against float64",

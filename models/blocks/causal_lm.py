@@ -59,7 +59,7 @@ class Attention(nn.Module):
         """Queries [time, heads, head_dim], keys and values [time, kv_heads, head_dim]."""
         return self.qkv_proj(x).unflatten(-1, (-1, self.head_dim)).split((self.heads, self.kv_heads, self.kv_heads), 1)
 
-    def forward(self, x: Tensor, rotation: Tensor, cache: LayerCache | Lanes[LayerCache]) -> Tensor:
+    def forward(self, x: Tensor, rotation: Tensor, cache: LayerCache | Lanes) -> Tensor:
         q, k, v = self.project(x)
         return self.o_proj(cached_attention(rotary_halves(q, rotation), rotary_halves(k, rotation), v, cache))
 
@@ -99,7 +99,7 @@ class DecoderLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(c.width, c.eps)
         self.mlp = GatedMLP(c)
 
-    def forward(self, x: Tensor, rotation: Tensor, cache: LayerCache | Lanes[LayerCache]) -> Tensor:
+    def forward(self, x: Tensor, rotation: Tensor, cache: LayerCache | Lanes) -> Tensor:
         x = x + self.self_attn(self.input_layernorm(x), rotation, cache)
         return x + self.mlp(self.post_attention_layernorm(x))
 

@@ -92,13 +92,49 @@ def test_plain_weights_need_no_whole_blocks(inputs, compiled):
         assert ((apply(x, weight).double() - right).abs() <= 1e-6 * magnitude).all()
 
 
-def test_bfloat16_activations_give_the_float32_result_rounded(compiled):
+def in_bfloat16(weight):
+    """The values that bfloat16 activations meet in the torch path."""
+    return weight.to(torch.bfloat16) if isinstance(weight, torch.Tensor) else weight.dequantize(torch.bfloat16)
+
+
+@pytest.mark.parametrize(("outputs", "inputs"), [(1, 32), (7, 288), (133, 512), (260, 1056)])
+def test_bfloat16_products_are_right_to_float32_rounding(outputs, inputs, compiled):
+    """Before the result itself is rounded; without instructions for bfloat16, W's values are not rounded."""
+    rounds = compiled in ("amx", "avx512bf16")
+    for name, weight in weights(outputs, inputs):
+        x, bias = activations(6, weight.shape[1]).bfloat16(), activations(1, outputs)[0].bfloat16()
+        right, magnitude = exact(x, in_bfloat16(weight) if rounds else weight, bias)
+        error = (apply(x, weight, bias).double() - right).abs() - right.abs() / 256
+        assert (error < 1e-6 * magnitude).all(), name
+
+
+def test_bfloat16_rows_have_the_same_bits_in_any_batch_and_on_any_number_of_threads(compiled):
+    threads = torch.get_num_threads()
+    for name, weight in weights(203, 544):
+        wide = activations(FEW_ROWS, weight.shape[1] + 5).bfloat16()
+        x = wide[:, 2:-3]
+        alone = torch.cat([apply(row, weight) for row in x.contiguous().split(1)])
+        for rows in range(2, FEW_ROWS + 1):
+            assert torch.equal(apply(x[:rows], weight), alone[:rows]), (name, rows)
+        torch.set_num_threads(3)
+        assert torch.equal(apply(x[5:], weight), alone[5:]), name
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("inputs", [1, 15, 17, 100])
+def test_plain_bfloat16_products_need_no_whole_blocks(inputs, compiled):
+    for dtype in PLAIN:
+        weight, x = torch.randn(9, inputs).to(torch.bfloat16).to(dtype), activations(5, inputs).bfloat16()
+        right, magnitude = exact(x, weight)
+        error = (apply(x, weight).double() - right).abs() - right.abs() / 256
+        assert (error <= 1e-6 * magnitude).all()
+
+
+def test_scratch_may_be_the_callers(compiled):
     for name, weight in weights(40, 512):
-        x, bias = activations(6, weight.shape[1]).bfloat16(), activations(1, 40)[0].bfloat16()
-        expected = apply(x.float(), weight, bias.float()).bfloat16()
-        assert torch.equal(apply(x, weight, bias), expected), name
+        x = activations(6, weight.shape[1]).bfloat16()
         scratch = torch.empty(scratch_bytes(weight, x.dtype, 6), dtype=torch.uint8)
-        assert torch.equal(packed_linear(x, weight, bias, torch.empty_like(expected), scratch), expected), name
+        assert torch.equal(packed_linear(x, weight, None, x.new_empty(6, 40), scratch), apply(x, weight)), name
 
 
 def test_rows_with_gaps_are_read_and_written_where_they_are(compiled):

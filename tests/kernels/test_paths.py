@@ -38,7 +38,7 @@ def test_asking_for_kernels_that_were_not_built_says_what_to_do(not_built):
 
 
 def test_a_path_that_does_not_exist_is_refused(use):
-    with pytest.raises(UsageError, match="sse9 is not a path; use one of avx512, avx2, neon, portable, torch"):
+    with pytest.raises(UsageError, match="sse9 is not a path; use one of amx, avx512bf16, avx512, avx2, neon, "):
         use("sse9")
 
 

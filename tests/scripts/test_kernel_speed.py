@@ -65,5 +65,5 @@ def test_the_report(monkeypatch, capsys, tmp_path):
     lines = capsys.readouterr().out.splitlines()
     assert "| memory, GB/s, threads: 1 | 1.0 |" in lines
     rate = f"{64 * 512 // 256 * 144 / 1e6:.1f}"
-    assert f"| Q4_K | {rate} | 100 % |" + 5 * f" {rate} |" in lines
-    assert sum(line.startswith("| Q4_K |") for line in lines) == 5
+    assert "| Q4_K | float32 | 100 % |" + 6 * f" {rate} |" in lines
+    assert sum(line.startswith("| Q4_K | bfloat16 |") for line in lines) == 3

@@ -78,7 +78,7 @@ def _attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return _attend(q, k, v, causal=False)
 
 
-def _cross_attention(q: Tensor, memory: KeyValue | Lanes[KeyValue]) -> Tensor:
+def _cross_attention(q: Tensor, memory: KeyValue | Lanes) -> Tensor:
     """Queries attend to keys and values computed once: q [time, heads, head_dim] -> [time, heads * head_dim].
 
     With `Lanes`, each row attends to another sequence's.
@@ -88,7 +88,7 @@ def _cross_attention(q: Tensor, memory: KeyValue | Lanes[KeyValue]) -> Tensor:
     return _attend(q, memory.keys, memory.values, causal=False)
 
 
-def _cached_attention(q: Tensor, k: Tensor, v: Tensor, cache: LayerCache | Lanes[LayerCache]) -> Tensor:
+def _cached_attention(q: Tensor, k: Tensor, v: Tensor, cache: LayerCache | Lanes) -> Tensor:
     """Copy k and v into the cache, then attend causally to all of it: -> [time, heads * head_dim].
 
     k and v are usually views of a fused projection in the arena; the cache keeps rows of its own, never the views.
@@ -101,11 +101,11 @@ def _cached_attention(q: Tensor, k: Tensor, v: Tensor, cache: LayerCache | Lanes
     return _attend(q, keys, values, causal=True)
 
 
-def _cached_steps(q: Tensor, k: Tensor, v: Tensor, cache: LayerCache | Lanes[LayerCache], *, out: Tensor) -> list[Step] | None:
+def _cached_steps(q: Tensor, k: Tensor, v: Tensor, cache: LayerCache | Lanes, *, out: Tensor) -> list[Step] | None:
     return steps.attend(q, k, v, cache, out) if isinstance(cache, Lanes) else None
 
 
-def _cross_steps(q: Tensor, memory: KeyValue | Lanes[KeyValue], *, out: Tensor) -> list[Step] | None:
+def _cross_steps(q: Tensor, memory: KeyValue | Lanes, *, out: Tensor) -> list[Step] | None:
     return steps.attend(q, None, None, memory, out) if isinstance(memory, Lanes) else None
 
 
@@ -113,7 +113,7 @@ def _flat_heads(q: Tensor, *rest: object) -> Spec:
     return (q.shape[0], q.shape[1] * q.shape[2]), q.dtype
 
 
-def _attention_workspace(q: Tensor, k: Tensor | KeyValue | Lanes[KeyValue], *rest: object) -> int:
+def _attention_workspace(q: Tensor, k: Tensor | KeyValue | Lanes, *rest: object) -> int:
     """What torch's flash attention on the CPU allocates: the log-sum-exp, and a block of scores for each thread."""
     if isinstance(k, Lanes):  # one query at a time, by the kernels as a rule, which allocate nothing
         return 0
@@ -124,7 +124,7 @@ def _attention_workspace(q: Tensor, k: Tensor | KeyValue | Lanes[KeyValue], *res
     return 4 * (heads * queries + torch.get_num_threads() * scores)
 
 
-def _cached_workspace(q: Tensor, k: Tensor, v: Tensor, cache: LayerCache | Lanes[LayerCache]) -> int:
+def _cached_workspace(q: Tensor, k: Tensor, v: Tensor, cache: LayerCache | Lanes) -> int:
     """That of attention, and of several queries the mask, as truth values and as numbers."""
     if isinstance(cache, Lanes):
         return _attention_workspace(q, cache)

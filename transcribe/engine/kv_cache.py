@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -80,13 +80,10 @@ class LayerCache:
         return (*self._addresses, self.length)
 
 
-L = TypeVar("L", LayerCache, KeyValue)
+class Lanes:
+    """One layer's keys and values of several sequences, all `LayerCache`s or all `KeyValue`s: one query each."""
 
-
-class Lanes(Generic[L]):
-    """One layer's keys and values of several sequences, of which each has one query."""
-
-    def __init__(self, lanes: Sequence[L]) -> None:
+    def __init__(self, lanes: Sequence[Any]) -> None:
         self.lanes = lanes
         self.groups, self.dtype = lanes[0].keys.shape[1], lanes[0].keys.dtype
         self._table = (ctypes.c_int64 * (3 * len(lanes)))()

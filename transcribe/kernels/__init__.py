@@ -13,7 +13,7 @@ __all__ = ["path", "use"]
 
 
 def path() -> str:
-    """What computes on packed weights: "AVX-512", "AVX2", "NEON", "portable C" or "torch".
+    """What computes on packed weights: one of the names in `PATHS`, such as "AVX2" or "torch".
 
     Raises `UsageError` if TRANSCRIBE_KERNELS asks for what is not there.
     """

@@ -15,7 +15,10 @@ from pathlib import Path
 from transcribe.errors import UsageError
 
 SWITCH = "TRANSCRIBE_KERNELS"
-PATHS = {"avx512": "AVX-512", "avx2": "AVX2", "neon": "NEON", "portable": "portable C", "torch": "torch"}
+PATHS = {
+    "amx": "AMX", "avx512bf16": "AVX-512 with BF16", "avx512": "AVX-512", "avx2": "AVX2", "neon": "NEON",
+    "portable": "portable C", "torch": "torch",
+}  # fmt: skip
 """The values of the switch, and how each path is called in print."""
 
 
@@ -32,18 +35,19 @@ def _open() -> ctypes.CDLL | None:
     except OSError:  # built for another machine
         return None
     address, number, flag = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
-    library.transcribe_choose.argtypes = [ctypes.c_char_p]
+    record = ctypes.c_char_p
+    library.transcribe_choose.argtypes = [record]
     library.transcribe_choose.restype = ctypes.c_char_p
     library.transcribe_set_team.argtypes = [address]
     library.transcribe_set_team.restype = None
-    library.transcribe_multiply.argtypes = [address] * 4 + [number] * 6 + [flag] * 3
+    library.transcribe_prepared_bytes.argtypes = [flag, number, number]
+    library.transcribe_prepared_bytes.restype = number
+    library.transcribe_multiply.argtypes = [record, flag]
     library.transcribe_multiply.restype = None
     library.transcribe_expand.argtypes = [address] * 2 + [number] * 4 + [flag] * 3
     library.transcribe_expand.restype = None
     library.transcribe_run.argtypes = [address, number, flag]
     library.transcribe_run.restype = None
-    library.transcribe_prepared_bytes.argtypes = [flag, number, number]
-    library.transcribe_prepared_bytes.restype = number
     return library
 
 

@@ -59,7 +59,7 @@ def _few(weight: Weight, dtype: torch.dtype, rows: int) -> bool:
 def scratch_bytes(weight: Weight, dtype: torch.dtype, rows: int) -> int:
     """Bytes of scratch that `packed_linear` needs for `rows` rows of activations."""
     if _few(weight, dtype, rows):
-        return 0 if dtype == torch.float32 else rows * weight.shape[-1] * 4
+        return native.prepared_bytes(dtype, rows, weight.shape[-1])
     if isinstance(weight, Tensor) and weight.dtype == dtype:
         return 0
     return _tile_rows(weight, dtype) * weight.shape[-1] * dtype.itemsize

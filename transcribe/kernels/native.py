@@ -7,6 +7,7 @@ torch's own: `torch.get_num_threads()` of the pool that its OpenMP library keeps
 from __future__ import annotations
 
 import ctypes
+import struct
 import sys
 from functools import cache
 from pathlib import Path
@@ -30,6 +31,9 @@ FORMATS = {
 PLAIN = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 BRAIN = {torch.float32: 0, torch.bfloat16: 1}
 """The dtypes of activations, and whether they are bfloat16."""
+
+_PRODUCT = struct.Struct("5P6q2i")
+"""struct product in csrc/kernels.c."""
 
 
 def library() -> ctypes.CDLL | None:
@@ -65,36 +69,43 @@ def can_multiply(data: Tensor, kind: GGMLQuantizationType | None, dtype: torch.d
     return known and dtype in BRAIN and data.is_cpu and library() is not None
 
 
+def prepared_bytes(dtype: torch.dtype, rows: int, inputs: int) -> int:
+    """Bytes of scratch that `multiply` needs for activations [rows, inputs]."""
+    kernels = library()
+    assert kernels is not None
+    return kernels.transcribe_prepared_bytes(BRAIN[dtype], rows, inputs)
+
+
 def multiply(
     x: Tensor, data: Tensor, kind: GGMLQuantizationType | None, bias: Tensor | None, out: Tensor, scratch: Tensor | None
 ) -> None:
     """x [rows, inputs] times W [outputs, inputs] transposed, plus bias, into `out` [rows, outputs] of x's dtype.
 
-    Sums are float32, in an order that does not depend on the number of rows. W: `data` itself if `kind` is None, else
-    `data` holds its rows packed in that format. `scratch`: uint8, at least x.numel() * 4 bytes, used if x is bfloat16.
+    Sums are float32, in an order that does not depend on the number of rows. For bfloat16 activations, processors that
+    multiply it round W's values to it, as torch does; others multiply in float32. W: `data` itself if `kind` is None,
+    else `data` holds its rows packed in that format. `scratch`: uint8, at least `prepared_bytes`.
     """
     kernels = library()
     assert kernels is not None
     rows, inputs = x.shape
-    brain = x.dtype == torch.bfloat16
-    if brain:
-        wide = x.new_empty(rows, inputs, dtype=torch.float32) if scratch is None else _floats(scratch, rows, inputs)
-        x = wide.copy_(x)
-    elif not x.is_contiguous() and x.stride(1) != 1:
+    brain = BRAIN[x.dtype]
+    if x.stride(1) != 1 and not x.is_contiguous():
         x = x.contiguous()
-    if not data.is_contiguous() and data.stride(1) != 1:
+    if data.stride(1) != 1 and not data.is_contiguous():
         data = data.contiguous()
     if bias is not None and bias.dtype != torch.float32:
         bias = bias.float()
+    if brain and scratch is None:
+        scratch = torch.empty(kernels.transcribe_prepared_bytes(brain, rows, inputs), dtype=torch.uint8)
     kernels.transcribe_multiply(
-        data.data_ptr(), x.data_ptr(), None if bias is None else bias.data_ptr(), out.data_ptr(),
-        data.stride(0) * data.itemsize, out.shape[1], inputs, rows, x.stride(0), out.stride(0),
-        PLAIN[data.dtype] if kind is None else FORMATS[kind.value], brain, torch.get_num_threads(),
+        _PRODUCT.pack(
+            data.data_ptr(), x.data_ptr(), 0 if bias is None else bias.data_ptr(), out.data_ptr(),
+            0 if scratch is None else scratch.data_ptr(),
+            data.stride(0) * data.itemsize, out.shape[1], inputs, rows, x.stride(0), out.stride(0),
+            PLAIN[data.dtype] if kind is None else FORMATS[kind.value], brain,
+        ),
+        torch.get_num_threads(),
     )  # fmt: skip
-
-
-def _floats(scratch: Tensor, rows: int, columns: int) -> Tensor:
-    return scratch[: rows * columns * 4].view(torch.float32).view(rows, columns)
 
 
 def expand(raw: Tensor, kind: GGMLQuantizationType, out: Tensor) -> bool:

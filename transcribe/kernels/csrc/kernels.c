@@ -5,6 +5,9 @@
  *     rows.h       what is done with a row's values
  *     avx512.h, avx2.h, generic.h    the vector layer of one instruction set
  *     compile.h    all of it for one instruction set, once for each; which serves is chosen when the program runs
+ *     brain.h      values as bfloat16, for processors that multiply it:
+ *     dot.h        on vectors
+ *     amx.h        on tiles
  *
  * Must be compiled without contraction of a product and a sum into one rounding (-ffp-contract=off): dequantize.py says
  * where values are rounded.
@@ -15,6 +18,7 @@
 #include <string.h>
 
 #if defined(__x86_64__)
+#include <cpuid.h>
 #include <immintrin.h>
 #elif defined(__aarch64__)
 #include <arm_neon.h>
@@ -27,10 +31,11 @@
 /* y[m, n] = sum over k of W[n, k] x[m, k], plus bias[n]. Strides of x and y are in values. */
 struct product {
     const uint8_t *weight;
-    const float *x, *bias;
-    void *y;
+    const void *x; /* float32, or bfloat16 if `brain`, as is y */
+    const float *bias;
+    void *y, *scratch; /* scratch: what `prepare` makes of x, and `multiply` reads */
     int64_t row_bytes, outputs, inputs, count, x_stride, y_stride;
-    int brain; /* y is bfloat16 */
+    int format, brain;
 };
 
 /* Rows of W as float32, or as bfloat16. The stride is in values. */
@@ -46,6 +51,9 @@ typedef void (*rows_function)(const void *task, int64_t first, int64_t last);
 struct kernels {
     rows_function multiply, expand;
 };
+
+/* Activations are prepared in units of 32 inputs. */
+static int64_t prepare_units(int64_t inputs) { return (inputs + 31) / 32; }
 
 typedef uint8_t BYTES16 __attribute__((vector_size(16))), BYTES32 __attribute__((vector_size(32)));
 typedef uint16_t WORDS16 __attribute__((vector_size(16))), WORDS32 __attribute__((vector_size(32)));
@@ -82,30 +90,101 @@ typedef uint16_t WORDS16 __attribute__((vector_size(16))), WORDS32 __attribute__
 #include "compile.h"
 #define INSTRUCTION_SET "avx512.h"
 #include "compile.h"
+#include "brain.h"
+#include "dot.h"
+#include "amx.h"
 #endif
 
-static const struct kernels *chosen;
-static const rows_function *chosen_operations; /* in the order of steps.h */
+/* Without instructions for bfloat16, activations are widened to float32. */
+static int64_t prepared_wide(int64_t count, int64_t inputs) { return count * inputs * 4; }
 
-/* Use the named path, or the best one for "". Returns the name of the path now in use, or NULL if this processor or this
- * build does not have the one that was asked for. */
-const char *transcribe_choose(const char *wanted) {
+static void prepare_wide(const void *task, int64_t first, int64_t last) {
+    const struct product *p = task;
+    int64_t begin = first * 32, end = last * 32 < p->inputs ? last * 32 : p->inputs;
+    for (int64_t m = 0; m < p->count; m++) {
+        const uint16_t *x = (const uint16_t *)p->x + m * p->x_stride;
+        uint32_t *out = (uint32_t *)p->scratch + m * p->inputs;
+        for (int64_t k = begin; k < end; k++) out[k] = (uint32_t)x[k] << 16;
+    }
+}
+
+/* A way to compute: one instruction set for float32 activations, and one for bfloat16. */
+struct path {
+    const char *name;
+    const struct kernels *wide, *brain;
+    int64_t (*prepared)(int64_t count, int64_t inputs); /* bytes that `prepare` fills for bfloat16 */
+    rows_function prepare;
+    const rows_function *operations; /* in the order of steps.h */
+};
+
+static const struct path paths[] = {
 #if defined(__x86_64__)
+    {"amx", table_avx512, table_amx, prepared_amx, prepare_amx, operations_avx512},
+    {"avx512bf16", table_avx512, table_dot, prepared_dot, prepare_dot, operations_avx512},
+    {"avx512", table_avx512, table_avx512, prepared_wide, prepare_wide, operations_avx512},
+    {"avx2", table_avx2, table_avx2, prepared_wide, prepare_wide, operations_avx2},
+#endif
+#if defined(__aarch64__)
+    {"neon", table_generic, table_generic, prepared_wide, prepare_wide, operations_generic},
+#else
+    {"portable", table_generic, table_generic, prepared_wide, prepare_wide, operations_generic},
+#endif
+};
+
+/* Whether this processor has a path. */
+static int has(const char *name) {
+#if defined(__x86_64__)
+    unsigned a = 0, b = 0, c = 0, d = 0, a1 = 0;
     __builtin_cpu_init();
     int avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2") &&
                __builtin_cpu_supports("f16c");
     int avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                  __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-    if (avx512 && (!*wanted || !strcmp(wanted, "avx512"))) return chosen = table_avx512, chosen_operations = operations_avx512, "avx512";
-    if (avx2 && (!*wanted || !strcmp(wanted, "avx2"))) return chosen = table_avx2, chosen_operations = operations_avx2, "avx2";
+    if (__get_cpuid_count(7, 0, &a, &b, &c, &d) && a) __get_cpuid_count(7, 1, &a1, &b, &c, &b);
+    int brain = avx512 && a1 >> 5 & 1, tiles = brain && d >> 22 & d >> 24 & 1;
+    if (!strcmp(name, "amx")) return tiles && tiles_granted();
+    if (!strcmp(name, "avx512bf16")) return brain;
+    if (!strcmp(name, "avx512")) return avx512;
+    if (!strcmp(name, "avx2")) return avx2;
 #endif
-#if defined(__aarch64__)
-    const char *generic = "neon";
-#else
-    const char *generic = "portable";
-#endif
-    if (!*wanted || !strcmp(wanted, generic)) return chosen = table_generic, chosen_operations = operations_generic, generic;
+    (void)name;
+    return 1;
+}
+
+static const struct path *chosen;
+
+/* Use the named path, or the best one for "". Returns the name of the path now in use, or NULL if this processor or this
+ * build does not have the one that was asked for. */
+const char *transcribe_choose(const char *wanted) {
+    for (size_t i = 0; i < sizeof(paths) / sizeof(*paths); i++)
+        if ((!*wanted || !strcmp(wanted, paths[i].name)) && has(paths[i].name)) {
+            chosen = &paths[i];
+            return chosen->name;
+        }
     return NULL;
+}
+
+/* What a product is done with. Both functions take it as their task: `prepare` a range of units, `multiply`, when all of
+ * them are done, a range of outputs. float32 activations need no preparation. The prepared form depends on the
+ * activations only, so products that share them can share it. */
+static int64_t prepared_bytes(int brain, int64_t count, int64_t inputs) {
+    return brain ? chosen->prepared(count, inputs) : 0;
+}
+
+static rows_function prepare_function(int brain) { return brain ? chosen->prepare : NULL; }
+
+static rows_function multiply_function(int format, int brain) {
+    return (brain ? chosen->brain : chosen->wide)[format].multiply;
+}
+
+/* Outputs for a thread to take at a time. */
+static int64_t multiply_chunk(const struct product *p, int threads) {
+    int64_t chunk = p->outputs / (threads * 8), least = (1 << 14) * p->outputs / (p->outputs * p->row_bytes + 1);
+    return ((chunk > least ? chunk : least) + 15) / 16 * 16;
+}
+
+int64_t transcribe_prepared_bytes(int brain, int64_t count, int64_t inputs) {
+    return prepared_bytes(brain, count, inputs);
 }
 
 /* OpenMP's way to run a function on a team, GNU's name for it: the address is that of the library torch has loaded, so
@@ -132,44 +211,27 @@ static void take_chunks(void *shared) {
 
 /* Rows in chunks for whoever is free: a thread that is kept from running holds up one chunk, not its share. What takes
  * less time than waking a thread (in bytes moved) is done by the caller alone. */
-static void split(rows_function run, const void *task, int64_t rows, int64_t bytes, int threads) {
-    enum { ALONE = 1 << 16, CHUNK = 1 << 14 };
+static void split(rows_function run, const void *task, int64_t rows, int64_t bytes, int64_t chunk, int threads) {
+    enum { ALONE = 1 << 16 };
     if (threads < 2 || bytes < ALONE || !team) {
         run(task, 0, rows);
         return;
     }
-    int64_t chunk = rows / (threads * 8), least = CHUNK * rows / bytes;
-    chunk = ((chunk > least ? chunk : least) + 3) / 4 * 4;
-    struct split s = {run, task, rows, chunk ? chunk : 4, 0};
+    struct split s = {run, task, rows, chunk, 0};
     team(take_chunks, &s, (unsigned)threads, 0);
 }
 
-/* SHIM */
-struct product2 { const uint8_t *weight; const void *x; const float *bias; void *y; void *scratch; int64_t row_bytes, outputs, inputs, count, x_stride, y_stride; int format, brain; };
-#define product product2
-static int64_t prepared_bytes(int brain, int64_t count, int64_t inputs) { return brain ? count * inputs * 4 : 0; }
-int64_t transcribe_prepared_bytes(int brain, int64_t count, int64_t inputs) { return prepared_bytes(brain, count, inputs); }
-static int64_t prepare_units(int64_t inputs) { return (inputs + 31) / 32; }
-static void shim_prepare(const void *task, int64_t first, int64_t last) { const struct product2 *p = task; for (int64_t m = 0; m < p->count; m++) for (int64_t i = first * 32; i < last * 32 && i < p->inputs; i++) { uint32_t w = (uint32_t)((const uint16_t *)p->x)[m * p->x_stride + i] << 16; memcpy((float *)p->scratch + m * p->inputs + i, &w, 4); } }
-static rows_function prepare_function(int brain) { return brain ? shim_prepare : 0; }
-#undef product
-static void shim_multiply(const void *task, int64_t first, int64_t last) { const struct product2 *q = task; struct product p = {q->weight, q->brain ? q->scratch : q->x, q->bias, q->y, q->row_bytes, q->outputs, q->inputs, q->count, q->brain ? q->inputs : q->x_stride, q->y_stride, q->brain}; chosen[q->format].multiply(&p, first, last); }
-#define product product2
-static rows_function multiply_function(int format, int brain) { (void)format, (void)brain; return shim_multiply; }
-static int64_t multiply_chunk(const struct product *p, int threads) { int64_t c = p->outputs / (threads * 8) / 16 * 16; return c < 16 ? 16 : c; }
 #include "steps.h"
-#undef product
-/* SHIM END */
 
-void transcribe_multiply(const uint8_t *weight, const float *x, const float *bias, void *y, int64_t row_bytes,
-                         int64_t outputs, int64_t inputs, int64_t count, int64_t x_stride, int64_t y_stride, int format,
-                         int brain, int threads) {
-    struct product p = {weight, x, bias, y, row_bytes, outputs, inputs, count, x_stride, y_stride, brain};
-    split(chosen[format].multiply, &p, outputs, outputs * row_bytes * (1 + count / 4), threads);
+void transcribe_multiply(const struct product *p, int threads) {
+    rows_function prepare = prepare_function(p->brain);
+    if (prepare) prepare(p, 0, prepare_units(p->inputs));
+    split(multiply_function(p->format, p->brain), p, p->outputs, p->outputs * p->row_bytes, multiply_chunk(p, threads), threads);
 }
 
 void transcribe_expand(const uint8_t *weight, void *out, int64_t row_bytes, int64_t rows, int64_t inputs,
                        int64_t out_stride, int format, int brain, int threads) {
     struct expansion e = {weight, out, row_bytes, inputs, out_stride, brain};
-    split(chosen[format].expand, &e, rows, rows * inputs * (brain ? 2 : 4), threads);
+    int64_t bytes = rows * inputs * (brain ? 2 : 4), chunk = rows / (threads * 8), least = (1 << 14) * rows / (bytes + 1);
+    split(chosen->wide[format].expand, &e, rows, bytes, (chunk > least ? chunk : least) / 4 * 4 + 4, threads);
 }

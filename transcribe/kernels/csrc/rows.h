@@ -26,7 +26,7 @@
 #define ROW_NEXT(t, r) w[r] += size;
 #define ROW_AHEAD(t, r) AHEAD(w[r] + ahead, size)
 #define ROW_END(t, r) w[r] = memcpy(padded[r], w[r], (size_t)rest * (size / 16));
-#define COUNT_START(c) x[c] = p->x + (m + c) * p->x_stride;
+#define COUNT_START(c) x[c] = p->brain ? (const float *)p->scratch + (m + c) * p->inputs : (const float *)p->x + (m + c) * p->x_stride;
 #define COUNT_NEXT(c) x[c] += values;
 #define COUNT_END(c) x[c] = memcpy(ends[c], x[c], (size_t)rest * 4);
 #define CELL_START(r, c) sum[r][c] = NAME(all)(0);

@@ -20,7 +20,7 @@ static rows_function step_function(const struct step *s) {
     const struct product *p = (const void *)s->operands;
     if (s->operation == PREPARE) return prepare_function(p->brain);
     if (s->operation == MULTIPLY) return multiply_function(p->format, p->brain);
-    return chosen_operations[s->operation - ADD];
+    return chosen->operations[s->operation - ADD];
 }
 
 static int64_t step_chunk(const struct step *s, int threads) {
