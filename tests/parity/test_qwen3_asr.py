@@ -13,8 +13,10 @@ from safetensors.torch import save_file
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
 
+from transcribe import kernels
 from transcribe.engine.decoding import most_probable
 from transcribe.errors import ModelError, UsageError
+from transcribe.kernels.library import chosen
 from transcribe.options import Request
 from transcribe.text.byte_level import BYTES
 
@@ -305,6 +307,27 @@ def test_greedy_tokens_match_transformers(reference, model, seconds):
         while len(tokens) < len(expected):
             tokens.append(most_probable(language_model.step(tokens[-1:], [cache])[0]))
     assert tokens == expected
+
+
+@pytest.mark.parametrize("computes", ["", "torch"])
+def test_a_sequence_has_the_bits_it_has_alone_whatever_its_company(path, computes):
+    before = chosen().path
+    kernels.use(computes)
+    try:
+        model = open_model(path)
+        language_model, prompt = model.language_model, model.prompts.make(None, None)
+        with torch.inference_mode():
+            rows = [model.rows(noise(seconds), prompt) for seconds in (0.3, 1.0, 8.0)]
+            together, alone = ([language_model.new_cache(400) for _ in rows] for _ in range(2))
+            for caches in (together, alone):
+                for x, cache in zip(rows, caches, strict=True):
+                    language_model.logits(x, cache)
+            for tokens in ([5, 17, 40], [6, 6, 6], [70, 1, 9]):
+                found = language_model.step(tokens, together)
+                for token, cache, row in zip(tokens, alone, found, strict=True):
+                    assert torch.equal(language_model.step([token], [cache])[0], row)
+    finally:
+        kernels.use(before)
 
 
 @pytest.mark.parametrize("switch", SWITCHES)

@@ -102,11 +102,13 @@ def _cached_attention(q: Tensor, k: Tensor, v: Tensor, cache: LayerCache | Lanes
 
 
 def _cached_steps(q: Tensor, k: Tensor, v: Tensor, cache: LayerCache | Lanes, *, out: Tensor) -> list[Step] | None:
-    return steps.attend(q, k, v, cache, out) if isinstance(cache, Lanes) else None
+    return steps.attend(q, k, v, cache, k.shape[1], out) if isinstance(cache, Lanes) else None
 
 
 def _cross_steps(q: Tensor, memory: KeyValue | Lanes, *, out: Tensor) -> list[Step] | None:
-    return steps.attend(q, None, None, memory, out) if isinstance(memory, Lanes) else None
+    if not isinstance(memory, Lanes):
+        return None
+    return steps.attend(q, None, None, memory, memory.lanes[0].keys.shape[1], out)
 
 
 def _flat_heads(q: Tensor, *rest: object) -> Spec:

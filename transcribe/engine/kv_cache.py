@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 GROWTH = 64  # rows a cache grows by; a window never holds more than one such step that it does not need
 
 
-Place = tuple[int, int, int]
-"""Addresses of keys and of values, [length, heads, head_dim] each, and the length."""
+Place = tuple[int, int, int, int, int]
+"""Addresses of keys and of values, their length, and the strides, in values, of rows and of heads."""
 
 
 class KeyValue:
@@ -31,23 +31,26 @@ class KeyValue:
 
     def place(self) -> Place:
         """Where they are."""
-        return self.keys.data_ptr(), self.values.data_ptr(), self.length
+        return self.keys.data_ptr(), self.values.data_ptr(), self.length, self.keys.stride(0), self.keys.stride(1)
 
 
 class LayerCache:
-    """One layer's cache, [rows, heads, head_dim] for keys and for values, grown in steps up to `limit` rows."""
+    """One layer's cache, grown in steps up to `limit` rows: [heads, rows, head_dim] for keys and for values.
+
+    What a head reads for one query lies end to end.
+    """
 
     def __init__(self, engine: Scheduler, limit: int, heads: int, head_dim: int, dtype: torch.dtype) -> None:
         self.engine, self.limit = engine, limit
         self.length = 0
         self._addresses = (0, 0)
         # What they hold beyond `length` is not written yet.
-        self.keys = engine.empty((0, heads, head_dim), dtype)
-        self.values = engine.empty((0, heads, head_dim), dtype)
+        self.keys = engine.empty((heads, 0, head_dim), dtype)
+        self.values = engine.empty((heads, 0, head_dim), dtype)
 
     @property
     def capacity(self) -> int:
-        return self.keys.shape[0]
+        return self.keys.shape[1]
 
     def reserve(self, rows: int) -> None:
         """Make room for `rows` rows in all. Raises `ValueError` beyond the limit."""
@@ -60,24 +63,24 @@ class LayerCache:
             self._addresses = (self.keys.data_ptr(), self.values.data_ptr())
 
     def _grown(self, old: Tensor, capacity: int) -> Tensor:
-        new = self.engine.empty((capacity, *old.shape[1:]), old.dtype)
+        new = self.engine.empty((old.shape[0], capacity, old.shape[2]), old.dtype)
         if self.length:
-            new[: self.length] = old[: self.length]
+            new[:, : self.length] = old[:, : self.length]
         return new
 
     def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Copy rows [time, heads, head_dim] in; all rows so far, as views of the cache."""
+        """Copy rows [time, heads, head_dim] in; all rows so far, [length, heads, head_dim], as views of the cache."""
         self.reserve(self.length + keys.shape[0])
         start, self.length = self.length, self.length + keys.shape[0]
-        self.keys[start : self.length] = keys
-        self.values[start : self.length] = values
-        return self.keys[: self.length], self.values[: self.length]
+        for cache, rows in ((self.keys, keys), (self.values, values)):
+            cache[:, start : self.length] = rows.transpose(0, 1)
+        return self.keys[:, : self.length].transpose(0, 1), self.values[:, : self.length].transpose(0, 1)
 
     def place(self) -> Place:
         """Where the rows are, with one more that is yet to be written."""
         self.reserve(self.length + 1)
         self.length += 1
-        return (*self._addresses, self.length)
+        return (*self._addresses, self.length, self.keys.stride(1), self.keys.stride(0))
 
 
 class Lanes:
@@ -85,11 +88,11 @@ class Lanes:
 
     def __init__(self, lanes: Sequence[Any]) -> None:
         self.lanes = lanes
-        self.groups, self.dtype = lanes[0].keys.shape[1], lanes[0].keys.dtype
-        self._table = (ctypes.c_int64 * (3 * len(lanes)))()
+        self.dtype = lanes[0].keys.dtype
+        self._table = (ctypes.c_int64 * (5 * len(lanes)))()
 
     def table(self) -> int:
-        """The `place` of each for the kernels: the address of int64 [sequences, 3]."""
+        """The `place` of each for the kernels: the address of int64 [sequences, 5]."""
         self._table[:] = [word for lane in self.lanes for word in lane.place()]
         return ctypes.addressof(self._table)
 

@@ -95,6 +95,10 @@ def packed_linear(x: Tensor, weight: Weight, bias: Tensor | None, out: Tensor, s
 
 
 def _multiply(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> Tensor:
+    if 1 < len(x) <= FEW_ROWS and x.is_cpu:  # one by one: torch's sums depend on the number of rows
+        for i in range(len(x)):
+            _multiply(x[i : i + 1], weight, bias, out[i : i + 1])
+        return out
     if bias is None:
         return torch.mm(x, weight.t(), out=out)
     return torch.addmm(bias, x, weight.t(), out=out)

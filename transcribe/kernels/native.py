@@ -120,12 +120,6 @@ def expand(raw: Tensor, kind: GGMLQuantizationType, out: Tensor) -> bool:
     return True
 
 
-def prepared_bytes(dtype: torch.dtype, rows: int, inputs: int) -> int:
-    """Scratch that a product of `rows` rows needs."""
-    kernels = library()
-    return 0 if kernels is None else kernels.transcribe_prepared_bytes(BRAIN[dtype], rows, inputs)
-
-
 def format_of(data: Tensor, kind: GGMLQuantizationType | None) -> int:
     """The kernels' number of a weight's format."""
     return PLAIN[data.dtype] if kind is None else FORMATS[kind.value]

@@ -26,13 +26,15 @@ WIDEST_HEAD, MOST_HEADS = 256, 16  # of attention, as in csrc/operands.h
 
 
 class Lanes(Protocol):
-    """Keys and values of sequences, [length, groups, width] each."""
+    """Keys and values of sequences."""
 
-    groups: int
     dtype: torch.dtype
 
     def table(self) -> int:
-        """The address of int64 [sequences, 3]: keys, values, and length with the row that is about to be written."""
+        """The address of int64 [sequences, 5]: keys, values, length, and strides of rows and groups, in values.
+
+        The length counts a row that is about to be written.
+        """
         ...
 
 
@@ -197,13 +199,14 @@ def rotary(x: Tensor, rotation: Tensor, pairs: bool, out: Tensor) -> list[Step] 
     return [Step(ROTARY_PAIRS if pairs else ROTARY_HALVES, x.shape[0], operands)]
 
 
-def attend(q: Tensor, k: Tensor | None, v: Tensor | None, lanes: Lanes, out: Tensor) -> list[Step] | None:
+def attend(
+    q: Tensor, k: Tensor | None, v: Tensor | None, lanes: Lanes, groups: int, out: Tensor
+) -> list[Step] | None:
     """Each query of q [rows, heads, width] to the keys and values of its own lane.
 
     k and v [rows, groups, width], where given, are first written to the lane's last row.
     """
     fresh = () if k is None or v is None else (k, v)
-    groups = lanes.groups
     if not few(q, *fresh, out) or not out.is_contiguous() or not all(t[0].is_contiguous() for t in (q, *fresh)):
         return None
     rows, heads, width = q.shape

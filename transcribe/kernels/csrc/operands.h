@@ -22,12 +22,12 @@ struct turn {
     int64_t heads, width, row_stride, head_stride, turned, brain;
 };
 
-/* One query a sequence against its keys and values, [length, groups, width] each. Where `fresh`, the query's own key
+/* One query a sequence against its keys and values, rows of `width` for each group of heads. Where `fresh`, the query's own key
  * and value are first copied to the last row. A unit is a group of heads of a sequence; they share keys and values. */
 struct attend {
     const void *q, *k, *v;
     void *out;
-    const int64_t *table; /* of each sequence: keys, values, length */
+    const int64_t *table; /* of each sequence: keys, values, length, stride of rows, stride of groups */
     int64_t heads, groups, width, q_stride, k_stride, v_stride, fresh, brain;
     double scale;
 };

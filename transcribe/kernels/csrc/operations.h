@@ -267,10 +267,10 @@ INLINE void NAME(block)(struct NAME(heads) *s, const uint8_t *keys, const uint8_
 
 /* One group of heads of one sequence. */
 INLINE void NAME(attend_one)(const struct attend *o, int64_t sequence, int64_t group, const int64_t brain) {
-    const int64_t width = o->width, bytes = brain ? 2 : 4, stride = o->groups * width * bytes;
-    const int64_t heads = o->heads / o->groups, length = o->table[3 * sequence + 2], own = (length - 1) * stride;
-    uint8_t *keys = (uint8_t *)o->table[3 * sequence] + group * width * bytes;
-    uint8_t *values = (uint8_t *)o->table[3 * sequence + 1] + group * width * bytes;
+    const int64_t *place = o->table + 5 * sequence, width = o->width, bytes = brain ? 2 : 4, length = place[2];
+    const int64_t heads = o->heads / o->groups, stride = place[3] * bytes, own = (length - 1) * stride;
+    uint8_t *keys = (uint8_t *)place[0] + group * place[4] * bytes;
+    uint8_t *values = (uint8_t *)place[1] + group * place[4] * bytes;
     if (o->fresh) {
         memcpy(keys + own, NAME(at)(o->k, sequence * o->k_stride + group * width, brain), (size_t)(width * bytes));
         memcpy(values + own, NAME(at)(o->v, sequence * o->v_stride + group * width, brain), (size_t)(width * bytes));
