@@ -11,6 +11,7 @@ one sequence's next ones, with its cache, or the next one of each of several seq
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -23,7 +24,7 @@ from transcribe.engine.functional import cached_attention, rotary_halves
 from transcribe.engine.kv_cache import LayerCache
 from transcribe.engine.modules import Embedding, FusedLinear, Linear, RMSNorm
 
-CHUNK = 256  # rows of a prompt at once: enough for matrix speed, and the intermediates are those of 256 rows
+CHUNK = 256  # rows of a prompt at most at once: enough for matrix speed, and the intermediates are those of 256 rows
 
 
 @dataclass(frozen=True)
@@ -150,8 +151,9 @@ class LanguageModel:
 
     def logits(self, rows: Tensor, cache: KVCache) -> Tensor:
         """Append rows to the cache, a chunk at a time; the logits [vocabulary] that follow the last row."""
-        for start in range(0, len(rows), CHUNK):
-            x = rows[start : start + CHUNK]
+        chunk = math.ceil(len(rows) / math.ceil(len(rows) / CHUNK))  # all about as long: less memory than full and rest
+        for start in range(0, len(rows), chunk):
+            x = rows[start : start + chunk]
             position = cache[0].length
             cache.reserve(position + len(x))
             rotation = self._rotation(position, position + len(x))

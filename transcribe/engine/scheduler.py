@@ -169,6 +169,7 @@ class Scheduler:
         if self.recycle and self.arena.buffer.numel() < plan.arena_bytes:
             self._programs.clear()  # they point into the old buffer
             self.arena.reserve(plan.arena_bytes)
+            self.trim()  # the old one goes back to the system
         programs = self._programs.setdefault(block, {})
         if id(plan) not in programs:
             arena = self.arena if self.recycle else None
