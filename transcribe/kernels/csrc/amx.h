@@ -1,8 +1,8 @@
 /* Products of bfloat16 numbers on AMX tiles: 16 outputs at a time, by the stretches of 32 values.
  *
- * The tile of W is expanded into a buffer row by row, as W lies in memory; that of the activations was packed by
- * `prepare`; that of the sums has 16 outputs by up to 16 rows of x. A result is the same sequence of sums whatever the
- * number of rows, so its bits do not depend on it.
+ * The tile of W is expanded into a buffer row by row; that of the activations was packed by `prepare`; that of the sums
+ * has 16 outputs by up to 16 rows of x. A result is the same sequence of sums whatever the number of rows and whichever
+ * outputs share a tile, so its bits do not depend on them.
  */
 
 #if defined(__linux__)
@@ -14,7 +14,7 @@ enum {
     TILE_ROWS = 16,
     STRETCH = 256,          /* values of a row expanded at a time: what two buffers may take of the nearest cache */
     STRIDE = STRETCH + 32,  /* of a buffer, so that a tile's rows lie in different sets of that cache */
-    MARGIN = 1 << 12,       /* bytes of W fetched ahead of what is being expanded */
+    AHEAD_BYTES = 512,      /* of a row are fetched before they are expanded */
     MOST_TILES = 6          /* of sums; two more tiles hold the factors */
 };
 
@@ -72,7 +72,7 @@ BRAIN void configure_tiles(int64_t columns) {
 }
 
 /* Tile t of a buffer times the tiles of x. */
-BRAIN void fuse_tiles(const uint16_t *buffer, const char *x, int64_t columns, int64_t tiles) {
+BRAIN void fuse_tiles(const char *buffer, const char *x, int64_t columns, int64_t tiles) {
     TILE_LOAD(0, buffer, STRIDE * 2);
 #define FUSE(t, c)                                                  \
     if (c < tiles) {                                                \
@@ -83,61 +83,76 @@ BRAIN void fuse_tiles(const uint16_t *buffer, const char *x, int64_t columns, in
 #undef FUSE
 }
 
-/* Outputs n .. n + rows - 1 for the rows of x from m on that the tiles hold. */
-BRAIN void put_tiles(const struct product *p, int64_t n, int64_t rows, int64_t m, int64_t columns, int64_t tiles) {
+/* Rows of W that share a tile: `rows` of them from n on, `spacing` apart. */
+struct comb {
+    int64_t n, spacing, rows;
+};
+
+/* A range of rows is taken in 16 parts, of which each tile has one row: that makes 16 long streams of reads, which the
+ * processor recognises and fetches ahead. A tile of neighbours would be 16 short ones. The rest, less than 16, are
+ * neighbours. */
+BRAIN struct comb comb_of(int64_t first, int64_t last, int64_t number) {
+    int64_t part = (last - first) / TILE_ROWS;
+    if (number < part) return (struct comb){first + number, part, TILE_ROWS};
+    return (struct comb){first + part * TILE_ROWS, 1, last - first - part * TILE_ROWS};
+}
+
+/* The sums in the tiles, for the rows of x from m on. */
+BRAIN void put_tiles(const struct product *p, struct comb c, int64_t m, int64_t columns, int64_t tiles) {
     float sums[MOST_TILES][TILE_ROWS * TILE_ROWS] ALIGNED;
-#define STORE(t, c)                           \
-    if (c < tiles) {                          \
-        TILE_STORE(t, sums[c], columns * 4);  \
-        TILE_ZERO(t);                         \
+#define STORE(t, tile)                             \
+    if (tile < tiles) {                            \
+        TILE_STORE(t, sums[tile], columns * 4);    \
+        TILE_ZERO(t);                              \
     }
     SUM_TILES(STORE)
 #undef STORE
-    const __mmask16 some = (__mmask16)((1u << rows) - 1);
-    const __m512i index = _mm512_mullo_epi32(_mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0),
-                                             _mm512_set1_epi32((int)columns));
-    const __m512 bias = p->bias ? _mm512_maskz_loadu_ps(some, p->bias + n) : _mm512_setzero_ps();
-    for (int64_t c = 0; c < tiles; c++)
+    const __m512i count = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+    const __m512i index = _mm512_mullo_epi32(count, _mm512_set1_epi32((int)columns));
+    float bias[TILE_ROWS] ALIGNED = {0};
+    if (p->bias)
+        for (int64_t r = 0; r < c.rows; r++) bias[r] = p->bias[c.n + r * c.spacing];
+    for (int64_t tile = 0; tile < tiles; tile++)
         for (int64_t j = 0; j < columns && m < p->count; j++, m++) {
-            __m512 sum = _mm512_i32gather_ps(index, sums[c] + j, 4);
-            if (p->bias) sum = sum + bias;
-            _mm256_mask_storeu_epi16((uint16_t *)p->y + m * p->y_stride + n, some, (__m256i)_mm512_cvtneps_pbh(sum));
+            uint16_t *y = (uint16_t *)p->y + m * p->y_stride + c.n, values[TILE_ROWS];
+            __m512 sum = _mm512_i32gather_ps(index, sums[tile] + j, 4);
+            if (p->bias) sum = sum + _mm512_load_ps(bias);
+            _mm256_storeu_si256((__m256i *)values, (__m256i)_mm512_cvtneps_pbh(sum));
+            for (int64_t r = 0; r < c.rows; r++) y[r * c.spacing] = values[r];
         }
 }
 
-/* While 16 rows are expanded for one stretch, the tiles of the stretch before are multiplied: neither waits for the
- * other. W is fetched as it lies, a constant distance ahead of the expansion, although that jumps from row to row. */
+/* While the rows of a tile are expanded for one stretch, the stretch before is multiplied: neither waits for the other. */
 #define FORMAT(t, VALUES, SIZE, LENGTH)                                                                               \
     BRAIN void amx_##t(const struct product *p, int64_t first, int64_t last, int64_t m, int64_t columns, int64_t tiles) { \
         uint16_t buffers[2][TILE_ROWS][STRIDE] ALIGNED;                                                               \
-        const int64_t stretches = (p->inputs + STRETCH - 1) / STRETCH, all = tiles_amx(p->count);                     \
-        const int64_t tile_bytes = columns * TILE_ROWS * 4, step = STRETCH / VALUES * SIZE;                           \
-        const char *x = (const char *)p->scratch + m / TILE_ROWS * tile_bytes;                                        \
-        const uint8_t *ahead = p->weight + first * p->row_bytes, *end = p->weight + last * p->row_bytes;              \
-        int64_t before = 0; /* tiles of the stretch before */                                                         \
-        const char *x_before = x;                                                                                     \
-        for (int64_t n = first, pass = 0;; n += TILE_ROWS) {                                                          \
-            int64_t rows = last - n < TILE_ROWS ? last - n : TILE_ROWS;                                               \
+        const int64_t stretches = (p->inputs + STRETCH - 1) / STRETCH, combs = (last - first + TILE_ROWS - 1) / TILE_ROWS; \
+        const int64_t tile_bytes = columns * TILE_ROWS * 4, unit_bytes = tiles_amx(p->count) * tile_bytes;            \
+        const int64_t step = STRETCH / VALUES * SIZE;                                                                 \
+        const char *x = (const char *)p->scratch + m / TILE_ROWS * tile_bytes, *x_before = x;                         \
+        int64_t before = 0; /* units of the stretch before */                                                         \
+        struct comb c = {0}, c_before;                                                                                \
+        for (int64_t number = 0, pass = 0; number <= combs; number++) {                                               \
+            c_before = c, c = comb_of(first, last, number);                                                           \
             for (int64_t s = 0; s < stretches; s++, pass++) {                                                         \
                 int64_t values = p->inputs - s * STRETCH < STRETCH ? p->inputs - s * STRETCH : STRETCH;               \
-                const uint8_t *w = p->weight + n * p->row_bytes + s * step;                                           \
-                const uint8_t *goal = p->weight + (n + TILE_ROWS) * p->row_bytes + s * TILE_ROWS * step + MARGIN;      \
-                for (int r = 0; r < TILE_ROWS; r++, w += p->row_bytes, goal += step) {                                \
-                    for (; ahead < goal && ahead < end; ahead += 64) _mm_prefetch((const char *)ahead, _MM_HINT_T1);  \
-                    if (r < rows) stretch_##t(w, values, buffers[pass & 1][r]);                                       \
+                int64_t rows = number < combs ? c.rows : 0;                                                           \
+                const uint8_t *w = p->weight + c.n * p->row_bytes + s * step;                                         \
+                const char *buffer = (const char *)buffers[~pass & 1];                                                \
+                for (int r = 0; r < TILE_ROWS; r++, w += c.spacing * p->row_bytes) {                                  \
+                    if (r < rows) {                                                                                   \
+                        for (uintptr_t line = ((uintptr_t)w + AHEAD_BYTES + 63) & ~(uintptr_t)63;                     \
+                             line < (uintptr_t)w + AHEAD_BYTES + step; line += 64)                                    \
+                            __builtin_prefetch((const void *)line);                                                   \
+                        stretch_##t(w, values, buffers[pass & 1][r]);                                                 \
+                    }                                                                                                 \
                     if (r % 2 && r / 2 < before)                                                                      \
-                        fuse_tiles(&buffers[~pass & 1][0][r / 2 * PAIRED], x_before + r / 2 * all * tile_bytes,       \
-                                   columns, tiles);                                                                   \
+                        fuse_tiles(buffer + r / 2 * PAIRED * 2, x_before + r / 2 * unit_bytes, columns, tiles);       \
                 }                                                                                                     \
-                if (s == 0 && n > first) put_tiles(p, n - TILE_ROWS, TILE_ROWS, m, columns, tiles);                   \
-                before = (values + PAIRED - 1) / PAIRED;                                                              \
-                x_before = x + s * (STRETCH / PAIRED) * all * tile_bytes;                                             \
+                if (s == 0 && number) put_tiles(p, c_before, m, columns, tiles);                                      \
+                if (number == combs) return;                                                                          \
+                before = (values + PAIRED - 1) / PAIRED, x_before = x + s * (STRETCH / PAIRED) * unit_bytes;          \
             }                                                                                                         \
-            if (n + TILE_ROWS < last) continue;                                                                       \
-            for (int64_t r = 0; r < before; r++)                                                                      \
-                fuse_tiles(&buffers[~pass & 1][0][r * PAIRED], x_before + r * all * tile_bytes, columns, tiles);      \
-            put_tiles(p, n, rows, m, columns, tiles);                                                                 \
-            return;                                                                                                   \
         }                                                                                                             \
     }                                                                                                                 \
                                                                                                                       \

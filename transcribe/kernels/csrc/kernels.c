@@ -90,9 +90,12 @@ typedef uint16_t WORDS16 __attribute__((vector_size(16))), WORDS32 __attribute__
 #include "compile.h"
 #define INSTRUCTION_SET "avx512.h"
 #include "compile.h"
+#if __GNUC__ >= 11 || defined(__clang__)
+#define HAS_BRAIN
 #include "brain.h"
 #include "dot.h"
 #include "amx.h"
+#endif
 #endif
 
 /* Without instructions for bfloat16, activations are widened to float32. */
@@ -119,8 +122,10 @@ struct path {
 
 static const struct path paths[] = {
 #if defined(__x86_64__)
+#ifdef HAS_BRAIN
     {"amx", table_avx512, table_amx, prepared_amx, prepare_amx, operations_avx512},
     {"avx512bf16", table_avx512, table_dot, prepared_dot, prepare_dot, operations_avx512},
+#endif
     {"avx512", table_avx512, table_avx512, prepared_wide, prepare_wide, operations_avx512},
     {"avx2", table_avx2, table_avx2, prepared_wide, prepare_wide, operations_avx2},
 #endif
@@ -142,8 +147,10 @@ static int has(const char *name) {
                  __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
     if (__get_cpuid_count(7, 0, &a, &b, &c, &d) && a) __get_cpuid_count(7, 1, &a1, &b, &c, &b);
     int brain = avx512 && a1 >> 5 & 1, tiles = brain && d >> 22 & d >> 24 & 1;
+#ifdef HAS_BRAIN
     if (!strcmp(name, "amx")) return tiles && tiles_granted();
     if (!strcmp(name, "avx512bf16")) return brain;
+#endif
     if (!strcmp(name, "avx512")) return avx512;
     if (!strcmp(name, "avx2")) return avx2;
 #endif
@@ -179,7 +186,7 @@ static rows_function multiply_function(int format, int brain) {
 
 /* Outputs for a thread to take at a time. */
 static int64_t multiply_chunk(const struct product *p, int threads) {
-    int64_t chunk = p->outputs / (threads * 8), least = (1 << 14) * p->outputs / (p->outputs * p->row_bytes + 1);
+    int64_t chunk = p->outputs / (threads * 4), least = (1 << 14) * p->outputs / (p->outputs * p->row_bytes + 1);
     return ((chunk > least ? chunk : least) + 15) / 16 * 16;
 }
 
