@@ -144,14 +144,17 @@ class Stem(nn.Module):
 
 
 class Entry(nn.Module):
-    """What the convolutions made, [time, channels * mels / 8], and its positions to the layers' rows [time, width]."""
+    """What the convolutions made of whole chunks, [time, channels * mels / 8], with positions [13, width] within each.
+
+    Gives the layers' rows [time, width].
+    """
 
     def __init__(self, tower: AudioTower) -> None:
         super().__init__()
         self.out = tower.conv_out
 
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
-        return self.out(x) + positions
+        return (self.out(x).unflatten(0, (-1, positions.size(0))) + positions).flatten(0, 1)
 
 
 class Projector(nn.Module):
@@ -212,22 +215,22 @@ class Qwen3ASR(Autoregressive[Answering]):
         """Waveform, float32 [samples] at 16 kHz -> rows for the language model, 13 a second: [time, text width]."""
         c = self.config.audio
         features = self.engine(self.front_end, samples)
-        full, rest = divmod(len(features), c.chunk)
-        count, each = full * c.rows(c.chunk) + c.rows(rest), c.rows(c.chunk)
-        x = self.engine.empty((count, c.channels * c.rows(c.mels)), self.dtype)
-        for i in range(math.ceil(count / each)):
+        chunks, each = math.ceil(len(features) / c.chunk), c.rows(c.chunk)
+        x = self.engine.empty((chunks, each, c.channels * c.rows(c.mels)), self.dtype)
+        for i, place in enumerate(x):
             chunk = features[i * c.chunk : (i + 1) * c.chunk].to(self.dtype)
-            chunk = F.pad(chunk, (0, 0, 0, c.chunk - len(chunk)))  # not silence but zeros, as in training
-            place = x[i * each : (i + 1) * each]
-            place.copy_(self.engine(self.stem, chunk)[: len(place)])
-        x = self.engine(self.entry, x, self.positions.repeat(math.ceil(count / each), 1)[:count])
+            last = len(chunk)
+            made = self.engine(self.stem, F.pad(chunk, (0, 0, 0, c.chunk - last)))  # not silence but zeros, as trained
+            if not self.engine.is_dry:
+                place.copy_(made)
+        x = self.engine(self.entry, x.flatten(0, 1), self.positions)[: (chunks - 1) * each + c.rows(last)]
         for layer in self.layers:
             x = self.engine(layer, x)
         return self.engine(self.projector, x)
 
     def rows(self, samples: Tensor, prompt: Prompt) -> Tensor:
         """The whole prompt as the language model takes it: text, audio, text."""
-        audio = self.encode(F.pad(samples, (0, max(0, SHORTEST - len(samples)))))
+        audio = self.encode(F.pad(samples, (0, SHORTEST - len(samples))) if len(samples) < SHORTEST else samples)
         before, after = self.language_model.embed(prompt.before), self.language_model.embed(prompt.after)
         return torch.cat([before, audio, after])
 

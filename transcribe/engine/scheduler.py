@@ -94,6 +94,11 @@ class Scheduler:
             tensor = torch.empty(shape, dtype=dtype, device=self.device)
         return tensor if self._account is None else self._account.track(tensor)
 
+    @property
+    def is_dry(self) -> bool:
+        """Whether blocks are counted, not run: copying what they give would only touch memory."""
+        return self._account is not None
+
     @contextmanager
     def dry(self) -> Iterator[Account]:
         """Inside, blocks are planned and counted but not run: results have the right form and no content."""
