@@ -18,11 +18,11 @@ from .transcript import Segment, Transcript, Word
 if TYPE_CHECKING:
     from .pipeline import Transcriber
 
-# Threads that wait for each other spin for half a millisecond and then sleep. By default they spin for tens of
-# milliseconds, which makes a token take up to 30 times as long where other work wants the processors too; sleeping at
-# once doubles it where none does. Read when torch is imported.
+# Threads that wait for each other spin for some tens of microseconds and then sleep. By default they spin for tens of
+# milliseconds, which makes a token take up to 30 times as long where other work wants the processors too. Read when
+# torch is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 __version__ = "0.1.0"
 __all__ = [

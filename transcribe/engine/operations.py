@@ -52,7 +52,7 @@ class Operation:
 
     `infer(*args)` gives the result's shape and dtype. `compute(*args, out=...)` writes into `out`, or allocates when
     it is None. `workspace(*args)` is what torch allocates inside, in bytes. `native(*args, out)` describes it for the
-    C kernels, which then compute it where rows are few.
+    C kernels, which then compute it: most operations where rows are few.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Operation:
         return self.run(*args)
 
     def run(self, *args: Any, out: Tensor | None = None, scratch: Tensor | None = None, **kwargs: Any) -> Tensor:
-        if self.native is not None and isinstance(args[0], Tensor) and steps.few(args[0]):
+        if self.native is not None and isinstance(args[0], Tensor) and steps.known(args[0]):
             shape, dtype = self.infer(*args)
             place = torch.empty(shape, dtype=dtype) if out is None else out
             if steps.run(self.native(*args, out=place, **kwargs)):

@@ -108,15 +108,19 @@ def run(steps: list[Step] | None) -> bool:
     return True
 
 
-def few(*tensors: Tensor) -> bool:
-    """Whether the kernels may take these: a few rows each, of one dtype they know, values of a row side by side."""
+def known(*tensors: Tensor) -> bool:
+    """Whether the kernels may take these: of one dtype they know, values of a row side by side."""
     dtype = tensors[0].dtype
     return (
         dtype in native.BRAIN
-        and tensors[0].shape[0] <= FEW_ROWS
         and all(t.is_cpu and t.dtype == dtype and t.stride(-1) == 1 for t in tensors)
         and native.library() is not None
     )
+
+
+def few(*tensors: Tensor) -> bool:
+    """The same of a few rows: what torch does as well, or better, for many."""
+    return tensors[0].shape[0] <= FEW_ROWS and known(*tensors)
 
 
 def linear(
@@ -176,7 +180,8 @@ def silu(x: Tensor, out: Tensor) -> list[Step] | None:
 def norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, centred: bool, out: Tensor) -> list[Step] | None:
     """Each stretch of x [rows, width] or [rows, heads, width] normalised, about its mean if `centred`."""
     given = (x, weight, out) if bias is None else (x, weight, bias, out)
-    if x.dim() not in (2, 3) or not out.is_contiguous() or not few(*given):
+    takes = few if centred else known  # torch has a kernel for the one
+    if x.dim() not in (2, 3) or not out.is_contiguous() or not takes(*given):
         return None
     parts, between = (1, 0) if x.dim() == 2 else (x.shape[1], x.stride(1))
     operands = (x, weight, bias, out, parts, x.shape[-1], x.stride(0), between, native.BRAIN[x.dtype], eps)
@@ -185,7 +190,7 @@ def norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, centred: bo
 
 def rotary(x: Tensor, rotation: Tensor, pairs: bool, out: Tensor) -> list[Step] | None:
     """x [rows, ..., width] turned: by halves, rotation [rows, 2, width / 2], or by complex [rows, pairs] of `pairs`."""
-    if not out.is_contiguous() or not few(x, out) or not rotation.is_contiguous() or not rotation.is_cpu:
+    if not out.is_contiguous() or not known(x, out) or not rotation.is_contiguous() or not rotation.is_cpu:
         return None
     heads = x[0].numel() // x.shape[-1]
     if x.dim() > 2 and not x[0].is_contiguous():
