@@ -81,6 +81,8 @@ def run(*arguments: str) -> int:
         (["--task", "translate", "a.wav"], 2),
         (["--beam-size", "0", "a.wav"], 2),
         (["--batch-size", "17", "a.wav"], 2),
+        (["--batch-size", "few", "a.wav"], 2),
+        (["--batch-size", "auto", "a.wav"], 0),
         (["--memory-limit", "lots", "a.wav"], 2),
         (["-f", "srt", "--timestamps", "none", "a.wav"], 2),
         (["-f", "srt", "a.wav", "b.wav"], 2),

@@ -266,6 +266,39 @@ def test_the_window_fits_the_memory_limit():
         Transcriber(model, memory_limit=10**6)
 
 
+def test_as_many_windows_are_decoded_together_as_the_limit_allows():
+    model = FakeModel()
+    assert Transcriber(model).together == 1
+    assert Transcriber(model, batch_size=3).together == 3
+    assert Transcriber(model, memory_limit=45 * 10**6, batch_size=None).together == 4
+    assert Transcriber(model, memory_limit=10**9, batch_size=None).together == 8
+    assert Transcriber(model, memory_limit=35 * 10**6, batch_size=4).window_seconds == pytest.approx(8.7, abs=0.1)
+    with pytest.raises(UsageError, match=r"fake small needs 19 MiB for 4 windows of 5 s"):
+        Transcriber(model, memory_limit=10**7, batch_size=4)
+
+
+def test_windows_that_end_out_of_order_are_put_in_order():
+    class Late(FakeModel):
+        """The longer a window, the more steps it takes."""
+
+        def begin(self, samples, request):
+            window = Ongoing()
+            window.left = len(samples) // RATE + 1
+            window.text = f"{len(samples) / RATE:.1f}"
+            return window
+
+        def advance(self, ongoing):
+            for window in ongoing:
+                window.left -= 1
+                if not window.left:
+                    window.decoded = Decoded(window.text, [], language="en", truncated=window.text < "3")
+
+    recording = talk(4, 3, 2, 3, 3, 3, 1)
+    alone, together = (Transcriber(Late(), batch_size=n).transcribe(recording, RATE) for n in (1, 3))
+    assert [together.text, together.segments, together.warnings] == [alone.text, alone.segments, alone.warnings]
+    assert [segment.id for segment in together.segments] == [0, 1, 2, 3]
+
+
 @pytest.mark.parametrize(
     ("asked", "what"),
     [

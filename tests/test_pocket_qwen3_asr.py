@@ -76,6 +76,15 @@ def test_five_minutes_are_cut_and_merged_and_nothing_is_lost(vocabulary, model):
     assert not transcript.truncated
 
 
+def test_windows_decoded_together_write_what_they_write_alone(vocabulary, model):
+    sentence = vocabulary.sentence(SEED + 1500, 100.0)
+    several = transcribe.load_model(MODEL, device="cpu", dtype="float32", batch_size=4)
+    together = several.transcribe(sentence.samples, rate=pocket.RATE)
+    alone = model.transcribe(sentence.samples, rate=pocket.RATE)
+    assert together.stats["together"] == 4
+    assert (together.text, together.segments) == (alone.text, alone.segments)
+
+
 def test_one_load_writes_what_fresh_loads_write(vocabulary, model):
     spoken = [vocabulary.sentence(SEED + 2000, seconds) for seconds in (9.3, 2.1, 17.6)]
     together = [text_of(model, sentence) for sentence in spoken]

@@ -80,6 +80,15 @@ def parse_size(text: str) -> int:
     return size
 
 
+def parse_batch_size(text: str) -> int | None:
+    """1 to 16, None for "auto". Raises `UsageError` for others."""
+    if text == "auto":
+        return None
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= 16:
+        raise UsageError(f"--batch-size {text!r}: write a number from 1 to 16, or auto")
+    return int(text)
+
+
 @app.command(hidden=True, cls=UnnamedCommand)
 def transcribe(
     inputs: Annotated[list[str], typer.Argument(metavar="AUDIO|DIR|-", help="Recordings, folders, - for stdin.")],
@@ -109,8 +118,8 @@ def transcribe(
     seed: Annotated[int | None, typer.Option("--seed", help="With a temperature: repeats what is drawn.")] = None,
     max_tokens: Annotated[int | None, typer.Option("--max-tokens", min=1, help="Limit for one window.")] = None,
     batch_size: Annotated[
-        int | None, typer.Option("--batch-size", min=1, max=16, help="Windows decoded together (as memory allows).")
-    ] = None,
+        str, typer.Option("--batch-size", metavar="N|auto", help="Windows decoded together; auto: as memory allows.")
+    ] = "1",
     recursive: Annotated[bool, typer.Option("--recursive", help="Folders with their subfolders.")] = False,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Also do again what has outputs newer than the recording.")
@@ -157,7 +166,8 @@ def transcribe(
     limit = parse_size(memory_limit) if memory_limit is not None else None
     formats = writers.formats(output_format, timestamps)
     request = Request(language, task, prompt, timestamps, beam_size, temperature, max_tokens, top_p, seed)
-    options = LoadOptions(device, dtype, threads, not no_mmap, not no_alias, not no_recycle, limit, batch_size)
+    together = parse_batch_size(batch_size)
+    options = LoadOptions(device, dtype, threads, not no_mmap, not no_alias, not no_recycle, limit, together)
 
     console = Console(quiet)
     plan = worklist.plan(inputs, formats, output_dir, recursive, overwrite)

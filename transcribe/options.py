@@ -13,7 +13,8 @@ Timestamps = Literal["none", "segment", "word"]
 class LoadOptions:
     """How a model is loaded. `memory_limit` is in bytes, over what `import torch` takes.
 
-    `batch_size` is how many windows are decoded together, None for as many as memory allows.
+    `batch_size` is how many windows are decoded together, None for as many as memory allows. More than one share the
+    cost of reading the weights, and each has keys and values of its own.
     """
 
     device: Device = "auto"
@@ -23,7 +24,7 @@ class LoadOptions:
     alias: bool = True
     recycle: bool = True
     memory_limit: int | None = None
-    batch_size: int | None = None
+    batch_size: int | None = 1
 
 
 @dataclass(frozen=True)

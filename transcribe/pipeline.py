@@ -37,7 +37,7 @@ class Transcriber:
     """
 
     def __init__(
-        self, model: Model, name: str = "", memory_limit: int | None = None, batch_size: int | None = None
+        self, model: Model, name: str = "", memory_limit: int | None = None, batch_size: int | None = 1
     ) -> None:
         self.model, self.name, self.memory_limit, self.batch_size = model, name, memory_limit, batch_size
         self.window_seconds = _fitting_window(model, memory_limit, batch_size or 1)
