@@ -3,6 +3,7 @@
     linear.py       y = x Wᵀ + b where W stays packed
     dequantize.py   the formats' values by torch operations: the definition
     native.py       both by the C kernels
+    steps.py        a few rows' operations, products included, as lists that one call runs
     library.py      the C kernels as a shared library; knows nothing of torch, and neither does this module
     csrc/           the C kernels
 """
