@@ -8,8 +8,11 @@ from test_dequantize import assert_same_bits, every_type, random_blocks
 
 from transcribe.kernels import linear
 from transcribe.kernels.dequantize import UNPACK, dequantize
-from transcribe.kernels.linear import FEW_ROWS, packed_linear, scratch_bytes
+from transcribe.kernels.linear import CROSSOVER, FEW_ROWS, packed_linear, scratch_bytes
 from transcribe.weights.packed import PackedTensor
+
+MANY_ROWS = FEW_ROWS * max(CROSSOVER) + 1
+"""So many that torch multiplies."""
 
 PLAIN = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -121,6 +124,17 @@ def test_bfloat16_rows_have_the_same_bits_in_any_batch_and_on_any_number_of_thre
         torch.set_num_threads(threads)
 
 
+def test_a_row_has_the_same_bits_up_to_the_crossover(compiled):
+    kind = GGMLQuantizationType.Q5_K
+    weight = PackedTensor(kind, (45, 768), plausible_blocks(kind, 45, 3))
+    for dtype in (torch.float32, torch.bfloat16):
+        x = activations(MANY_ROWS - 1, 768).to(dtype)
+        alone = torch.cat([apply(row, weight) for row in x.split(1)])
+        for rows in (17, 33, 97, MANY_ROWS - 1):
+            if linear._few(weight, dtype, rows):
+                assert torch.equal(apply(x[:rows], weight), alone[:rows])
+
+
 @pytest.mark.parametrize("inputs", [1, 15, 17, 100])
 def test_plain_bfloat16_products_need_no_whole_blocks(inputs, compiled):
     for dtype in PLAIN:
@@ -160,7 +174,7 @@ def test_rows_of_a_weight_are_sliced_without_a_copy(compiled):
 
 def test_many_rows_agree_with_few(compiled):
     for name, weight in weights(40, 512):
-        x, bias = activations(FEW_ROWS + 9, weight.shape[1]), activations(1, 40)[0]
+        x, bias = activations(MANY_ROWS, weight.shape[1]), activations(1, 40)[0]
         right, magnitude = exact(x, weight, bias)
         assert ((apply(x, weight, bias).double() - right).abs() <= 1e-6 * magnitude).all(), name
 
@@ -168,7 +182,7 @@ def test_many_rows_agree_with_few(compiled):
 def test_few_rows_of_float32_need_no_scratch(compiled):
     weight = PackedTensor(GGMLQuantizationType.Q8_0, (64, 256), plausible_blocks(GGMLQuantizationType.Q8_0, 64, 8))
     assert scratch_bytes(weight, torch.float32, 1) == 0
-    assert scratch_bytes(weight, torch.float32, FEW_ROWS + 1) > 0
+    assert scratch_bytes(weight, torch.float32, MANY_ROWS) > 0
 
 
 def test_other_dtypes_are_left_to_torch(compiled):

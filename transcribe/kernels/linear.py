@@ -1,7 +1,7 @@
 """y = x Wᵀ + b where W stays packed.
 
-A few rows of x, as in decoding, are multiplied by the C kernels: W is expanded in registers as it is read, sums are
-float32, and the result of a row has the same bits whatever the number of rows. Many rows, as in an encoder, share the
+A few rows of x, as in decoding, are multiplied by the C kernels: W is expanded as it is read, sums are float32, and the
+result of a row has the same bits whatever the number of rows. Many rows, as in an encoder, share the
 cost of expanding W: a tile of its rows is expanded into scratch and multiplied by torch, so the whole weight never
 exists in expanded form. Without the kernels torch does both.
 """
@@ -15,6 +15,7 @@ from gguf import GGMLQuantizationType
 from torch import Tensor
 
 from . import native
+from .library import chosen
 
 
 class Packed(Protocol):
@@ -37,7 +38,11 @@ class Packed(Protocol):
 Weight: TypeAlias = Tensor | Packed
 
 FEW_ROWS = 16
-"""Up to so many rows of x the kernels read and expand W as they multiply."""
+"""Up to so many rows of x the kernels read and expand W as they multiply, and steps.py strings operations together."""
+
+CROSSOVER = 3, 12
+"""How many times as many rows still favour the kernels, where torch would need W expanded: on vectors, and on tiles for
+bfloat16 activations. Measured against the tiles below; elsewhere nobody has measured, and it is once."""
 
 TILE_BYTES = 1 << 22
 """Expanded bytes a tile. Measured at 375 rows: float32 comes within a tenth of a product with an expanded weight.
@@ -49,11 +54,17 @@ def _tile_rows(weight: Weight, dtype: torch.dtype) -> int:
 
 
 def _few(weight: Weight, dtype: torch.dtype, rows: int) -> bool:
-    if rows > FEW_ROWS:
-        return False
     if isinstance(weight, Tensor):
-        return native.can_multiply(weight, None, dtype)
-    return native.can_multiply(weight.data, weight.type, dtype)
+        limit = FEW_ROWS if weight.dtype == dtype else FEW_ROWS * _crossover(dtype)
+        return rows <= limit and native.can_multiply(weight, None, dtype)
+    return rows <= FEW_ROWS * _crossover(dtype) and native.can_multiply(weight.data, weight.type, dtype)
+
+
+def _crossover(dtype: torch.dtype) -> int:
+    path = chosen().path
+    if path == "amx" and dtype == torch.bfloat16:
+        return CROSSOVER[1]
+    return CROSSOVER[0] if path in ("amx", "avx512bf16", "avx512", "avx2") else 1
 
 
 def scratch_bytes(weight: Weight, dtype: torch.dtype, rows: int) -> int:
