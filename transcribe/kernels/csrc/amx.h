@@ -128,7 +128,7 @@ BRAIN void put_tiles(const struct product *p, struct comb c, int64_t m, int64_t 
         uint16_t buffers[2][TILE_ROWS][STRIDE] ALIGNED;                                                               \
         const int64_t stretches = (p->inputs + STRETCH - 1) / STRETCH, combs = (last - first + TILE_ROWS - 1) / TILE_ROWS; \
         const int64_t tile_bytes = columns * TILE_ROWS * 4, unit_bytes = tiles_amx(p->count) * tile_bytes;            \
-        const int64_t step = STRETCH / VALUES * SIZE;                                                                 \
+        enum { step = STRETCH / VALUES * SIZE };                                                                      \
         const char *x = (const char *)p->scratch + m / TILE_ROWS * tile_bytes, *x_before = x;                         \
         int64_t before = 0; /* units of the stretch before */                                                         \
         struct comb c = {0}, c_before;                                                                                \
@@ -141,9 +141,7 @@ BRAIN void put_tiles(const struct product *p, struct comb c, int64_t m, int64_t 
                 const char *buffer = (const char *)buffers[~pass & 1];                                                \
                 for (int r = 0; r < TILE_ROWS; r++, w += c.spacing * p->row_bytes) {                                  \
                     if (r < rows) {                                                                                   \
-                        for (uintptr_t line = ((uintptr_t)w + AHEAD_BYTES + 63) & ~(uintptr_t)63;                     \
-                             line < (uintptr_t)w + AHEAD_BYTES + step; line += 64)                                    \
-                            __builtin_prefetch((const void *)line);                                                   \
+                        UNROLL for (int64_t line = 0; line < step; line += 64) __builtin_prefetch(w + AHEAD_BYTES + line); \
                         stretch_##t(w, values, buffers[pass & 1][r]);                                                 \
                     }                                                                                                 \
                     if (r % 2 && r / 2 < before)                                                                      \

@@ -12,31 +12,39 @@ enum { PAIRED = 32 }; /* values in a vector of bfloat16 */
 
 BRAIN __m512i round_brain(__m512 low, __m512 high) { return (__m512i)_mm512_cvtne2ps_pbh(high, low); }
 
-/* 32 values from their numbers in a table of 16, or of 32: the permutation reads the low five bits of each word only. */
-BRAIN __m512i look_up(__m512i table, __m512i index) { return _mm512_permutexvar_epi16(index, table); }
-
-BRAIN __m512i table_16(float scale, const int zero, const float *offset) {
+/* Values scale * (number - zero) + offset of the numbers 0 .. 15, or from `first` on. */
+BRAIN __m512 values_of(const int first, const int zero, float scale, const float *offset) {
     const __m512 count = _mm512_set_ps(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
-    __m512 values = (count - _mm512_set1_ps((float)zero)) * _mm512_set1_ps(scale);
+    __m512 values = (count + _mm512_set1_ps((float)(first - zero))) * _mm512_set1_ps(scale);
     if (offset) values = values + _mm512_set1_ps(*offset);
-    return round_brain(values, values);
+    return values;
 }
 
-BRAIN __m512i table_32(float scale, const int zero, const float *offset) {
-    const __m512 count = _mm512_set_ps(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
-    __m512 low = (count - _mm512_set1_ps((float)zero)) * _mm512_set1_ps(scale);
-    __m512 high = (count + _mm512_set1_ps((float)(16 - zero))) * _mm512_set1_ps(scale);
-    if (offset) low = low + _mm512_set1_ps(*offset), high = high + _mm512_set1_ps(*offset);
-    return round_brain(low, high);
+/* Numbers have few values: they are computed once a group and looked up in a table of 32, by words of which the low five
+ * bits count. A table serves one group of 5-bit numbers, or two of 4-bit numbers, the second from 16 on. */
+BRAIN __m512i look_up(__m512i table, __m512i words) { return _mm512_permutexvar_epi16(words, table); }
+
+BRAIN __m512i table_of_one(const int zero, float scale, const float *offset) {
+    return round_brain(values_of(0, zero, scale, offset), values_of(16, zero, scale, offset));
 }
 
-/* Sixteen bytes twice, the second time their high nibbles: bit 4 of each word is not part of the number. */
-BRAIN __m512i two_nibbles(const uint8_t *p) {
-    __m512i words = _mm512_cvtepu8_epi16(_mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)p)));
-    return _mm512_srlv_epi16(words, _mm512_inserti64x4(_mm512_setzero_si512(), _mm256_set1_epi16(4), 1));
+BRAIN __m512i table_of_two(const int zero, const float *scales, const float *offsets) {
+    return round_brain(values_of(0, zero, scales[0], offsets), values_of(0, zero, scales[1], offsets ? offsets + 1 : 0));
+}
+
+/* The low nibbles of words, for the first or the second half of a table. */
+BRAIN __m512i nibbles_of(__m512i words, const int half) {
+    const __m512i mask = _mm512_set1_epi16(15);
+    return half ? _mm512_ternarylogic_epi32(words, mask, _mm512_set1_epi16(16), 0xEA) : _mm512_and_si512(words, mask);
 }
 
 BRAIN __m512i words_of(const void *bytes) { return _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)bytes)); }
+
+/* Sixteen bytes twice, the second time shifted to their high nibbles. */
+BRAIN __m512i words_twice(const uint8_t *p) {
+    __m512i words = _mm512_cvtepu8_epi16(_mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)p)));
+    return _mm512_srlv_epi16(words, _mm512_inserti64x4(_mm512_setzero_si512(), _mm256_set1_epi16(4), 1));
+}
 
 /* Values 32 i .. 32 i + 31 of unit u of block r, of which b is the address, h the heads and q the unit's integers. */
 #define PAIR(t)                                                                                                     \
@@ -63,18 +71,21 @@ PAIR(F16) {
 UNIT_OF(BF16) {}
 PAIR(BF16) { return _mm512_loadu_si512(b); }
 UNIT_OF(Q4_0) {}
-PAIR(Q4_0) { return look_up(table_16(h->one_scale[r], 8, 0), two_nibbles(b + 2)); }
+PAIR(Q4_0) { return look_up(table_of_two(8, h->one_scale + (r & ~1), 0), nibbles_of(words_twice(b + 2), r & 1)); }
 UNIT_OF(Q4_1) {}
-PAIR(Q4_1) { return look_up(table_16(h->one_scale[r], 0, &h->one_offset[r]), two_nibbles(b + 4)); }
+PAIR(Q4_1) {
+    __m512i table = table_of_two(0, h->one_scale + (r & ~1), h->one_offset + (r & ~1));
+    return look_up(table, nibbles_of(words_twice(b + 4), r & 1));
+}
 UNIT_OF(Q5_0) {}
 PAIR(Q5_0) {
     BYTES32 bits = twice_avx512(b + 6) | fifth_avx512(b + 2);
-    return look_up(table_32(h->one_scale[r], 16, 0), words_of(&bits));
+    return look_up(table_of_one(16, h->one_scale[r], 0), words_of(&bits));
 }
 UNIT_OF(Q5_1) {}
 PAIR(Q5_1) {
     BYTES32 bits = twice_avx512(b + 8) | fifth_avx512(b + 4);
-    return look_up(table_32(h->one_scale[r], 0, &h->one_offset[r]), words_of(&bits));
+    return look_up(table_of_one(0, h->one_scale[r], &h->one_offset[r]), words_of(&bits));
 }
 FROM_RUNS(Q8_0)
 FROM_RUNS(Q2_K)
@@ -82,11 +93,11 @@ FROM_RUNS(Q3_K)
 UNIT_OF(Q4_K) {}
 PAIR(Q4_K) {
     __m512i words = words_of(b + 16 + 32 * u);
-    return look_up(table_16(h->scale[r][2 * u + i], 0, &h->offset[r][2 * u + i]), _mm512_srli_epi16(words, 4 * i));
+    return look_up(table_of_two(0, h->scale[r] + 2 * u, h->offset[r] + 2 * u), nibbles_of(_mm512_srli_epi16(words, 4 * i), i));
 }
 UNIT_OF(Q5_K) { unit_Q5_K_avx512(b, u, q); }
 PAIR(Q5_K) {
-    return look_up(table_32(h->scale[r][2 * u + i], 0, &h->offset[r][2 * u + i]), words_of(q + 32 * i));
+    return look_up(table_of_one(0, h->scale[r][2 * u + i], &h->offset[r][2 * u + i]), words_of(q + 32 * i));
 }
 FROM_RUNS(Q6_K)
 
