@@ -14,10 +14,11 @@ import torch
 from .audio import RATE, AudioStream, open_array, open_audio
 from .audio.activity import open_detector
 from .errors import TranscribeError, UsageError
+from .joining import Joiner
 from .options import LoadOptions, Request
 from .text.languages import UNSPACED, language_code, language_name
 from .transcript import Segment, Transcript
-from .windows import MARGIN, Window, windows
+from .windows import Window, windows
 
 if TYPE_CHECKING:
     from transcribe.models.family import Decoded, Model
@@ -121,13 +122,16 @@ class _Recording:
     longest: float = 0.0  # of them, in seconds
     model_seconds: float = 0.0
     stats: Counter[str] = field(default_factory=Counter)
+    joiner: Joiner | None = None  # of a model whose windows overlap, or that has times
 
     def run(self, progress: Progress | None) -> Transcript:
         began = time.perf_counter()
         covered = 0
         self.language = self.request.language
         detector = open_detector(self.warnings)
-        for window in windows(self.stream.blocks(), detector, self.owner.window_seconds):
+        context = self.owner.model.window.context_seconds
+        longest = self.owner.window_seconds - 2 * context
+        for window in windows(self.stream.blocks(), detector, longest, context):
             self._listen(window)
             covered += len(window.samples)
             if progress:
@@ -137,10 +141,16 @@ class _Recording:
         if covered != round(decoded * RATE):
             self.truncated = True
             self.warnings.append(f"only {covered / RATE:.1f} of {decoded:.1f} s were transcribed")
-        text = ("" if self.language in UNSPACED else " ").join(segment.text for segment in self.segments)
+        spaced = self.language not in UNSPACED
+        if self.joiner:
+            self.segments = self.joiner.segments(decoded, spaced)
+        text = (" " if spaced else "").join(segment.text for segment in self.segments)
         if self.heard and not text:
             self.warnings.append("there seems to be speech, but the model wrote nothing")
+        if self.request.timestamps != "word":
+            self.segments = [replace(segment, words=[]) for segment in self.segments]
         model, stamped = self.owner.model, self.request.timestamps != "none"
+        source = "ctc" if self.joiner else "window"
         return Transcript(
             text=text,
             language=self.language,
@@ -152,17 +162,18 @@ class _Recording:
             covered_seconds=covered / RATE,
             truncated=self.truncated,
             no_speech=not self.heard,
-            timestamps_from="window" if stamped else "none",
+            timestamps_from=source if stamped else "none",
             warnings=[*self.stream.warnings, *self.warnings],
             stats=self._stats(decoded, time.perf_counter() - began),
         )
 
     def _listen(self, window: Window, whole: bool = True) -> None:
         """Transcribe a window; a whole one that fails for its length is cut in two and tried once more."""
-        voiced, heard = window.voiced(), window.voiced(MARGIN)
-        if voiced is None or heard is None:
+        heard = window.heard(max(1, round(self.owner.model.window.grid_seconds * RATE)))
+        if heard is None:
             return
-        decoded = self._decode(window.samples[slice(*heard)])
+        begin, samples = heard
+        decoded = self._decode(samples)
         again = decoded is None or decoded.looped or (decoded.truncated and self.request.max_tokens is None)
         halves = window.halves() if whole and again else None
         place = f"{window.start / RATE:.1f}-{window.stop / RATE:.1f} s"
@@ -174,7 +185,7 @@ class _Recording:
             for half in halves:
                 self._listen(half, whole=False)
         elif decoded:
-            self._keep(window.start + voiced[0], window.start + voiced[1], decoded, place)
+            self._keep(window, begin, decoded, place)
 
     def _decode(self, samples: Samples) -> Decoded | None:
         """The model's answer; None if memory ran out."""
@@ -197,15 +208,20 @@ class _Recording:
         self.stats.update(decoded.stats)
         return decoded
 
-    def _keep(self, start: int, stop: int, decoded: Decoded, place: str) -> None:
+    def _keep(self, window: Window, begin: int, decoded: Decoded, place: str) -> None:
+        """What a window says; `begin` is the sample of the recording that the model's times count from."""
         self.language = self.language or decoded.language
         if decoded.looped:
             self.warnings.append(f"{place}: the model repeats itself: the text breaks off there")
         elif decoded.truncated:
             self.warnings.append(f"{place}: the token budget ran out: the text breaks off there")
         self.truncated |= decoded.looped or decoded.truncated
-        if text := decoded.text.strip():
-            self.segments.append(Segment(len(self.segments), start / RATE, stop / RATE, text))
+        if decoded.pieces is not None:
+            self.joiner = self.joiner or Joiner(self.owner.model.window.context_seconds)
+            self.joiner.add(decoded.pieces, begin / RATE, window.start / RATE, window.stop / RATE)
+        elif (text := decoded.text.strip()) and (voiced := window.voiced()):
+            start, stop = ((window.start + edge) / RATE for edge in voiced)
+            self.segments.append(Segment(len(self.segments), start, stop, text))
 
     def _warn_once(self, warning: str) -> None:
         if warning not in self.warnings:
@@ -257,7 +273,7 @@ def _fitting_window(model: Model, memory_limit: int | None) -> float:
     longest = model.window.max_seconds
     if memory_limit is None or model.peak_bytes(longest) <= memory_limit:
         return longest
-    shortest = min(max(SHORTEST_WINDOW, model.window.min_seconds), longest)
+    shortest = min(max(SHORTEST_WINDOW, model.window.min_seconds) + 2 * model.window.context_seconds, longest)
     least = model.peak_bytes(shortest)
     if least > memory_limit:
         raise UsageError(
