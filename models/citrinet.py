@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 RATE = 16_000
 NORM_EPS = 1e-3  # NeMo's, for every batch normalisation of this encoder
+FRAMES = 128  # decoded at once
 
 
 @dataclass(frozen=True)
@@ -98,17 +99,25 @@ class Block(nn.Module):
         return rejoin(x, gate, around)
 
 
-class Network(nn.Module):
-    """The waveform [samples] -> logits [time, classes], as one block of the engine: nothing in it outlives its use."""
+class Encoder(nn.Module):
+    """The waveform [samples] -> [time, filters], as one block of the engine: nothing in it outlives its use."""
 
     def __init__(self, c: Config, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
         self.front_end = NormalizedMel(c.bands, c.window, c.framing, dtype)
-        self.encoder = nn.Sequential(*(Block(block) for block in c.blocks))
-        self.decoder = Pointwise(c.blocks[-1].filters, c.classes)
+        self.blocks = nn.Sequential(*(Block(block) for block in c.blocks))
 
     def forward(self, samples: Tensor) -> Tensor:
-        return self.decoder(self.encoder(self.front_end(samples)))
+        return self.blocks(self.front_end(samples))
+
+
+class Network(nn.Module):
+    """All modules with weights; paths in it are the canonical tensor names."""
+
+    def __init__(self, c: Config, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.encoder = Encoder(c, dtype)
+        self.decoder = Pointwise(c.blocks[-1].filters, c.classes)
 
 
 class Citrinet:
@@ -129,9 +138,8 @@ class Citrinet:
         self.network = Network(self.config, self.dtype)
         load_weights(self.network, checkpoint, self.config, self.dtype, self.device)
         self.engine = Scheduler(self.device, recycle=options.recycle)
-        self.variant = f"citrinet-{self.config.blocks[0].filters}"
-        languages = re.findall(r"(?<![a-z])stt_([a-z]{2})_", str(checkpoint.files[0].path.resolve()))
-        self.language = languages[-1] if languages else "en"
+        self.variant = variant_of(self.config)
+        self.language = language_of(checkpoint)
         self.capabilities = Capabilities((self.language,), timestamps=("none", "segment", "word"), beam=True)
         self.frame_seconds = self.config.frame / RATE
         # Longer than the clips it was trained on: the gates are averages, which more of the same does not move.
@@ -140,22 +148,27 @@ class Citrinet:
         )
         self.notes = [f"{self.variant}: {str(self.dtype).removeprefix('torch.')} on {self.device}"]
 
-    def log_probs(self, samples: Tensor) -> Tensor:
-        """Waveform, float32 [samples] at 16 kHz -> [frames, classes], float32."""
-        return self.engine(self.network, samples.to(self.device)).float().log_softmax(-1)
+    def encode(self, samples: Tensor) -> Tensor:
+        """Waveform, float32 [samples] at 16 kHz -> [frames, filters]."""
+        return self.engine(self.network.encoder, samples.to(self.device))
+
+    def log_probs(self, encoded: Tensor) -> Iterator[Tensor]:
+        """Of the classes, float32 [frames, classes], some frames at a time: all of them are as much as the encoder."""
+        for rows in encoded.split(FRAMES):
+            yield self.engine(self.network.decoder, rows).float().log_softmax(-1)
 
     @torch.inference_mode()
     def transcribe(self, samples: Tensor, request: Request) -> Decoded:
         """One window: float32 [n] at 16 kHz, n >= 320."""
         self.engine.begin()
         began = time.perf_counter()
-        log_probs = self.log_probs(samples)
+        rows = self.encode(samples)
         encoded = time.perf_counter()
-        blank = self.config.classes - 1
+        blank, parts = self.config.classes - 1, self.log_probs(rows)
         if request.beam_size > 1:
-            emissions = prefix_search(log_probs, blank, request.beam_size)
+            emissions = prefix_search(torch.cat(list(parts)), blank, request.beam_size)
         else:
-            emissions = greedy(log_probs, blank)
+            emissions = greedy(parts, blank)
         truncated = request.max_tokens is not None and len(emissions) > request.max_tokens
         emissions = emissions[: request.max_tokens]
         tokens = [emission.token for emission in emissions]
@@ -176,14 +189,25 @@ class Citrinet:
     def peak_bytes(self, seconds: float) -> int:
         """Activations at the peak of a window of this length, by a dry run of the same code."""
         with self.engine.dry() as account:
-            logits = self.engine(self.network, self.engine.empty((int(seconds * RATE),), torch.float32))
-            account.track(torch.empty(logits.shape))  # their logarithms
+            rows = self.encode(self.engine.empty((int(seconds * RATE),), torch.float32))
+            self.engine(self.network.decoder, rows[:FRAMES])
             return account.peak_bytes
 
 
 def load(checkpoint: Checkpoint, options: LoadOptions) -> Citrinet:
     """Build the model a checkpoint holds. Raises `ModelError` for anything that is missing or unknown."""
     return Citrinet(checkpoint, options)
+
+
+def variant_of(config: Config) -> str:
+    return f"citrinet-{config.blocks[0].filters}"
+
+
+def language_of(checkpoint: Checkpoint) -> str:
+    """The language as the file says or else its path: stt_de_citrinet_1024.nemo is German."""
+    named = checkpoint.metadata.get("general.languages")
+    found = re.findall(r"(?<![a-z])stt_([a-z]{2})_", str(checkpoint.files[0].path.resolve()))
+    return named[0] if named else found[-1] if found else "en"
 
 
 def load_weights(
@@ -217,12 +241,12 @@ def nemo_names(config: Config) -> Callable[[str], str]:
         return f"encoder.encoder.{match[1]}.mconv.{layer}"
 
     rules: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
-        (r"^encoder\.(\d+)\.convs\.(\d+)\.(\w+)", conv),
-        (r"^encoder\.(\d+)\.gate", gate),
-        (r"^encoder\.(\d+)\.residual\.norm", r"encoder.encoder.\1.res.0.1"),
-        (r"^encoder\.(\d+)\.residual", r"encoder.encoder.\1.res.0.0.conv"),
+        (r"^encoder\.front_end", "preprocessor.featurizer"),
+        (r"^encoder\.blocks\.(\d+)\.convs\.(\d+)\.(\w+)", conv),
+        (r"^encoder\.blocks\.(\d+)\.gate", gate),
+        (r"^encoder\.blocks\.(\d+)\.residual\.norm", r"encoder.encoder.\1.res.0.1"),
+        (r"^encoder\.blocks\.(\d+)\.residual", r"encoder.encoder.\1.res.0.0.conv"),
         (r"^decoder", "decoder.decoder_layers.0"),
-        (r"^front_end", "preprocessor.featurizer"),
     ]
     return lambda name: renamed(name, rules)
 

@@ -45,6 +45,7 @@ class SeparableConv(Weighted):
         self.inputs, self.outputs, self.kernel = inputs, outputs, kernel
         self.stride, self.dilation, self.eps, self.relu = stride, dilation, eps, relu
         self.span = dilation * (kernel - 1) + 1  # rows of x that one row of the result depends on
+        self.shrinks = outputs <= inputs  # then a row of the result ends where x has been read
         self.depthwise: Tensor | None = None
         self.weight: Tensor | None = None
         self.bias: Tensor | None = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -28,15 +29,26 @@ class Emission(NamedTuple):
     probability: float
 
 
-def greedy(log_probs: Tensor, blank: int) -> list[Emission]:
-    """The text of the most probable path. `log_probs`: [frames, tokens]. Raises `TranscribeError` if not finite."""
-    _check_finite(log_probs)
-    best, path = log_probs.max(-1)
-    return _emissions(path, best, blank)
+def greedy(parts: Iterable[Tensor], blank: int) -> list[Emission]:
+    """The text of the most probable path. `parts` are log-probabilities [frames, tokens] in turn, made when asked for.
+
+    Raises `TranscribeError` if they are not finite.
+    """
+    best: list[Tensor] = []
+    path: list[Tensor] = []
+    for log_probs in parts:
+        _check_finite(log_probs)
+        surest, tokens = log_probs.max(-1)
+        best.append(surest)
+        path.append(tokens)
+    return _emissions(torch.cat(path), torch.cat(best), blank) if path else []
 
 
 def prefix_search(log_probs: Tensor, blank: int, beam: int) -> list[Emission]:
-    """The most probable text among `beam` kept a frame; each token's frames are those of its most probable path."""
+    """The most probable text among `beam` kept a frame; each token's frames are those of its most probable path.
+
+    `log_probs`: [frames, tokens]. Raises `TranscribeError` if they are not finite.
+    """
     _check_finite(log_probs)
     log_probs = log_probs.float().cpu()
     tokens = _most_probable_text(log_probs.numpy(), blank, beam)

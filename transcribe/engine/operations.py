@@ -30,6 +30,8 @@ class Computes(Protocol):
     """Can write its result into a tensor it is given. If not, the result is allocated and freed at its last use."""
     in_place: tuple[int, ...]
     """Positions of operands whose storage the result may take when they die here."""
+    shrinks: bool
+    """Such an operand may be larger than the result."""
 
     def infer(self, *args: Any, **kwargs: Any) -> Spec: ...
 
@@ -46,6 +48,8 @@ class Operation:
     `infer(*args)` gives the result's shape and dtype. `compute(*args, out=...)` writes into `out`, or allocates when
     it is None. `workspace(*args)` is what torch allocates inside, in bytes.
     """
+
+    shrinks = False
 
     def __init__(
         self,

@@ -202,7 +202,7 @@ class _Planner:
         return self.storages[-1]
 
     def _donor(self, position: int, node: Node, operation: Computes, result: Tensor) -> Node | None:
-        """An operand that dies here and has exactly the result's form, so that the result can take its storage."""
+        """An operand that dies here and has the result's form, or more for one that shrinks: it gives its storage."""
         operands = [a for a in node.args if isinstance(a, Node)]
         for candidate in (node.args[i] for i in operation.in_place if self.recycle):
             if not isinstance(candidate, Node):
@@ -211,9 +211,10 @@ class _Planner:
             if storage is None or storage.dies > position:
                 continue
             value = self.value[candidate]
-            same_form = value.shape == result.shape and value.dtype == result.dtype and value.is_contiguous()
+            whole = value.dtype == result.dtype and value.is_contiguous() and storage.nbytes == value.nbytes
+            shrinks = operation.shrinks and storage.arena and value.nbytes >= result.nbytes
             alone = sum(self.root[other] is storage for other in operands) == 1
-            if same_form and alone and storage.nbytes == result.nbytes:
+            if whole and alone and (shrinks or value.shape == result.shape):
                 return candidate
         return None
 
