@@ -34,7 +34,11 @@ def main() -> None:
         for index, kernel in enumerate(kernels)
     ]  # fmt: skip
     words = [a + b + c for a in string.ascii_lowercase for b in string.ascii_lowercase for c in "aeiou"]
-    save_archive(args.file, Network(blocks, PIECES), blocks, new_tokenizer(words, PIECES))
+    network = Network(blocks, PIECES)
+    for parameter in network.parameters():
+        if parameter.dim() > 1:  # so that what it hears decides what it writes
+            torch.nn.init.kaiming_normal_(parameter, nonlinearity="relu")
+    save_archive(args.file, network, blocks, new_tokenizer(words, PIECES))
     print(f"{args.file}: {args.file.stat().st_size / 2**20:.1f} MiB")
 
 

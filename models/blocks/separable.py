@@ -13,7 +13,9 @@ from torch import Tensor
 from transcribe.engine.modules import Weighted
 from transcribe.engine.operations import Operation, Spec
 
-TILE = 256  # rows of a result made at once: they stay in the cache, and what is beside them is small
+# Rows of a result made at once: they stay in the cache, and what is beside them is small. It is always so many, zeros
+# after the clip's end: torch's kernels for the CPU are made for a size, and kept.
+TILE = 192
 NORM = ("weight", "bias", "running_mean", "running_var")
 
 
@@ -45,6 +47,8 @@ class SeparableConv(Weighted):
         self.inputs, self.outputs, self.kernel = inputs, outputs, kernel
         self.stride, self.dilation, self.eps, self.relu = stride, dilation, eps, relu
         self.span = dilation * (kernel - 1) + 1  # rows of x that one row of the result depends on
+        self.window = (TILE - 1) * stride + self.span  # and a whole tile
+        self.shared = max(self.span - stride, 0)  # of them at the end are at the beginning of the next tile's
         self.shrinks = outputs <= inputs  # then a row of the result ends where x has been read
         self.depthwise: Tensor | None = None
         self.weight: Tensor | None = None
@@ -66,18 +70,13 @@ class SeparableConv(Weighted):
     def infer(self, x: Tensor) -> Spec:
         return ((x.shape[0] - 1) // self.stride + 1, self.outputs), x.dtype
 
-    def _window_rows(self, rows: int) -> int:
-        """Rows of x that so many rows of the result depend on."""
-        return (rows - 1) * self.stride + self.span
-
     def scratch_bytes(self, x: Tensor) -> int:
-        rows = min(TILE, self.infer(x)[0][0])
-        return self._window_rows(rows) * self.inputs * x.dtype.itemsize
+        """The window: the rows of x that a tile depends on."""
+        return self.window * self.inputs * x.dtype.itemsize
 
     def workspace_bytes(self, x: Tensor) -> int:
         """The convolved tile, and what of a window is moved to the front of the next."""
-        rows = min(TILE, self.infer(x)[0][0]) + max(self.span - self.stride, 0)
-        return rows * self.inputs * x.dtype.itemsize
+        return (TILE + self.shared) * self.inputs * x.dtype.itemsize
 
     def run(self, x: Tensor, out: Tensor | None = None, scratch: Tensor | None = None) -> Tensor:
         assert self.weight is not None
@@ -87,23 +86,19 @@ class SeparableConv(Weighted):
             out = torch.empty(steps, self.outputs, dtype=dtype, device=x.device)
         if scratch is None:
             scratch = torch.empty(self.scratch_bytes(x), dtype=torch.uint8, device=x.device)
-        window = scratch.view(dtype).view(-1, self.inputs)
-        shared = max(self.span - self.stride, 0)  # rows at the end of a window that the next one begins with
-        filled = 0
+        window = scratch.view(dtype).view(self.window, self.inputs)
+        image = window.view(1, 1, self.window, self.inputs).permute(0, 3, 1, 2)  # channels last
         for start in range(0, steps, TILE):
-            rows = min(TILE, steps - start)
-            needed = self._window_rows(rows)
-            if start:
-                window[:shared] = window[filled - shared : filled].clone()
-            kept = shared if start else 0
-            self._read(x, start * self.stride - self.span // 2 + kept, window[kept:needed])
-            filled = needed
-            image = window[:needed].view(1, 1, needed, self.inputs).permute(0, 3, 1, 2)  # channels last
+            kept = self.shared if start else 0
+            if kept:
+                window[:kept] = window[-kept:].clone()
+            self._read(x, start * self.stride - self.span // 2 + kept, window[kept:])
             convolved = F.conv2d(
                 image, self.depthwise, stride=(1, self.stride), dilation=(1, self.dilation), groups=self.inputs
             )
-            tile = out[start : start + rows]
-            torch.addmm(self.bias, convolved.permute(0, 2, 3, 1).view(rows, self.inputs), self.weight.t(), out=tile)
+            tile = out[start : start + TILE]
+            rows = convolved.permute(0, 2, 3, 1).view(TILE, self.inputs)[: len(tile)]
+            torch.addmm(self.bias, rows, self.weight.t(), out=tile)
             if self.relu:
                 tile.relu_()
         return out
