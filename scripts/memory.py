@@ -67,12 +67,15 @@ def measure(
 
     import torch  # isort: skip
 
+    from transcribe.engine import heap
+
     torch.zeros(1)
     bare = resident()
     loaded = None
     if warm:
         loaded = transcribe.load_model(model, device="cpu", threads=2, **options)
         loaded.transcribe(first_second(clip), rate=16000, **request)
+        heap.trim()
         bare = resident()
     with Peak() as watch:
         loaded = loaded or transcribe.load_model(model, device="cpu", threads=2, **options)

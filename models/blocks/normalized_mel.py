@@ -29,9 +29,9 @@ class NormalizedMel(Weighted):
         return (self.framing.frames(len(x)), self.bands), self.dtype
 
     def workspace_bytes(self, x: Tensor) -> int:
-        """Of one block the waveform, the windowed frames and the spectra, complex and twice real."""
+        """Of one block the waveform, the windowed frames and the spectra, complex and as power."""
         kept = 0 if self.dtype == torch.float32 else 4 * self.framing.frames(len(x)) * self.bands
-        return kept + 4 * BLOCK * (self.framing.hop + self.framing.points + 2 * (self.framing.points + 2))
+        return kept + 4 * BLOCK * (self.framing.hop + self.framing.points + 3 * (self.framing.points // 2 + 1))
 
     def run(self, x: Tensor, out: Tensor | None = None, scratch: Tensor | None = None) -> Tensor:
         assert self.filters is not None

@@ -99,6 +99,7 @@ class SeparableConv(Weighted):
             tile = out[start : start + TILE]
             rows = convolved.permute(0, 2, 3, 1).view(TILE, self.inputs)[: len(tile)]
             torch.addmm(self.bias, rows, self.weight.t(), out=tile)
+            del convolved, rows  # so that the next one may lie where this one did
             if self.relu:
                 tile.relu_()
         return out

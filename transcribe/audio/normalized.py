@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-BLOCK = 100  # frames computed at once, so that spectra of 1 s only are held
+BLOCK = 25  # frames computed at once: what torch allocates for so many fits where it lay before
 TINY = 1e-5  # added to the deviation
 
 
@@ -36,31 +36,39 @@ def normalized_log_mel(
     """float32 [n] -> float32 [n // hop, bands], n at least two hops.
 
     `filters` [bands, points / 2 + 1]; `window` has at most as many values as the transform has points, and stands in
-    the middle of them. Beside the result, spectra of one block are held.
+    the middle of them. Beside the result, the waveform and the spectra of one block are held.
     """
     count, half = framing.frames(len(samples)), framing.points // 2
     if out is None:
         out = samples.new_empty(count, filters.shape[0])
     before = (framing.points - len(window)) // 2
     window = torch.nn.functional.pad(window, (before, framing.points - len(window) - before))
+    rows = min(BLOCK, count)
+    waveform = samples.new_empty((rows - 1) * framing.hop + framing.points)
+    frames = samples.new_empty(rows, framing.points)
+    power = frames.new_empty(rows, half + 1)
     for start in range(0, count, BLOCK):
         stop = min(start + BLOCK, count)
-        waveform = _emphasised(samples, start * framing.hop - half, (stop - 1) * framing.hop + half, framing)
-        power = torch.fft.rfft(waveform.unfold(0, framing.points, framing.hop) * window).abs().square()
-        torch.mm(power, filters.t(), out=out[start:stop])
+        rows = stop - start
+        _emphasise(samples, start * framing.hop - half, waveform, framing)
+        torch.mul(waveform.unfold(0, framing.points, framing.hop)[:rows], window, out=frames[:rows])
+        real, imaginary = torch.view_as_real(torch.fft.rfft(frames[:rows])).unbind(-1)
+        torch.mul(real, real, out=power[:rows]).addcmul_(imaginary, imaginary)
+        del real, imaginary  # so that the next ones may lie where these did
+        torch.mm(power[:rows], filters.t(), out=out[start:stop])
     out.add_(framing.guard).log_()
     deviation, mean = torch.std_mean(out, 0)
     return out.sub_(mean).div_(deviation.nan_to_num_(0.0).add_(TINY))
 
 
-def _emphasised(samples: Tensor, start: int, stop: int, framing: Framing) -> Tensor:
-    """x[t] - preemphasis * x[t - 1] for t in [start, stop), zero where there is no t, whatever is before it."""
-    result = samples.new_zeros(stop - start)
+def _emphasise(samples: Tensor, start: int, result: Tensor, framing: Framing) -> None:
+    """x[t] - preemphasis * x[t - 1] for t from `start` on, zero where there is no t, whatever is before it."""
+    stop = start + len(result)
     first, last = max(start, 0), min(stop, len(samples))
-    inside = result[first - start : last - start]
-    inside.copy_(samples[first:last])
+    inside = result[first - start : last - start].copy_(samples[first:last])
+    result[: first - start].zero_()
+    result[last - start :].zero_()
     if first > 0:
         inside.sub_(samples[first - 1 : last - 1], alpha=framing.preemphasis)
     else:
         inside[1:].sub_(samples[: last - 1], alpha=framing.preemphasis)
-    return result

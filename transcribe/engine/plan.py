@@ -11,6 +11,7 @@ intermediate (keys and values of a fused projection) is copied out at the end, b
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -177,7 +178,7 @@ class _Planner:
         else:
             operation = lookup(node.target)
         spec = operation.infer(*args, **self._values(node.kwargs))
-        phantom = torch.empty(spec[0], dtype=spec[1])
+        phantom = _phantom(*spec)
         donor = self._donor(position, node, operation, phantom)
         storage = self.root[donor] if donor else self._new_storage(phantom.nbytes, position, operation.places)
         assert storage is not None
@@ -249,6 +250,17 @@ class _Planner:
         plan.heap_bytes = max(plan.heap_bytes, at_end + sum(copies))
         results = {id(step.storage): step.storage for step in plan.steps if step.storage is not None}
         plan.kept_bytes = sum(s.nbytes for s in results.values() if not s.leaves)
+
+
+def _phantom(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """A tensor of this form that is never touched, in pages of its own.
+
+    From the heap, phantoms would leave as many holes in it, and what a run allocates there would spread over them.
+    """
+    nbytes = _nbytes((shape, dtype))
+    if not nbytes:
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(mmap.mmap(-1, nbytes), dtype=dtype).view(shape)
 
 
 def _is_view(node: Node) -> bool:
