@@ -220,7 +220,7 @@ def main() -> None:
             torch.multiprocessing.start_processes(train, how, nprocs=args.processes, start_method="fork")
         family.load(args.folder)  # as it will be read: rounded
     evaluate(family, 200, family.vocabulary.trained)
-    evaluate(family, 200, [HELD_OUT])
+    evaluate(family, 200, getattr(family, "held_out", [HELD_OUT]))
 
 
 if __name__ == "__main__":

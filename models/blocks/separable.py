@@ -13,9 +13,10 @@ from torch import Tensor
 from transcribe.engine.modules import Weighted
 from transcribe.engine.operations import Operation, Spec
 
-# Rows of a result made at once: they stay in the cache, and what is beside them is small. It is always so many, zeros
-# after the clip's end: torch's kernels for the CPU are made for a size, and kept.
-TILE = 192
+# Rows of a result made at once, always so many, zeros after the clip's end: torch's kernels for the CPU are made for a
+# size, and kept. What they allocate for this size finds the place where it lay before; for twice as many rows it does
+# not always, and then tens of megabytes pile up in the heap.
+TILE = 96
 NORM = ("weight", "bias", "running_mean", "running_var")
 
 

@@ -1,6 +1,6 @@
 """Citrinet small enough to commit: NeMo's layers under NeMo's names in plain PyTorch, saved as NeMo saves a model.
 
-`Network` is also what the demonstration model is (scripts/train_digits.py).
+The demonstration model (digits.py) is a larger one of the same layers.
 """
 
 from __future__ import annotations
@@ -173,15 +173,17 @@ def save_archive(path: Path, network: Network, blocks: Sequence[dict[str, Any]],
 class Family:
     # Short sentences, then longer ones: there is nothing to count, so no stage of the decoder alone.
     stages = ((900, 4e-3, 2.0, 8.0), (300, 1e-3, 8.0, 29.0))
+    pieces = 100
+    blocks = (
+        block(64, 5, 1), block(64, 11, 2, 2), block(64, 13, 2), block(80, 13, 2, 2), block(80, 15, 2),
+        block(96, 15, 2, 2), block(96, 17, 2), block(128, 19, 1),
+    )  # fmt: skip
+    file = "pocket.nemo"
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
-        self.proto = new_tokenizer(vocabulary.words, 100)
+        self.proto = new_tokenizer(vocabulary.words, self.pieces)
         self.tokenizer = sentencepiece.SentencePieceProcessor(model_proto=self.proto)
-        self.blocks = [
-            block(64, 5, 1), block(64, 11, 2, 2), block(64, 13, 2), block(80, 13, 2, 2), block(80, 15, 2),
-            block(96, 15, 2, 2), block(96, 17, 2), block(128, 19, 1),
-        ]  # fmt: skip
         self.model = Network(self.blocks, self.tokenizer.get_piece_size())
         self.helpers = nn.Module()
 
@@ -213,10 +215,10 @@ class Family:
         return self._read(*self.model(*self.model.features(samples)))
 
     def save(self, folder: Path) -> None:
-        save_archive(folder / "pocket.nemo", self.model, self.blocks, self.proto)
+        save_archive(folder / self.file, self.model, self.blocks, self.proto)
 
     def load(self, folder: Path) -> None:
-        with tarfile.open(folder / "pocket.nemo") as tar:
+        with tarfile.open(folder / self.file) as tar:
             weights = tar.extractfile("model_weights.ckpt")
             assert weights is not None
             state = torch.load(io.BytesIO(weights.read()), weights_only=True)
