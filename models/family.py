@@ -43,7 +43,7 @@ class Window:
     grid_seconds: float = 0.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Piece:
     """A token as text, with a leading space if it begins a word; seconds from the start of what the model was given."""
 

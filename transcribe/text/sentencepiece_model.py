@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -36,7 +37,8 @@ class SentencePieceTokenizer(Tokenizer):
 
     def piece(self, id: int) -> str:
         """What one token adds to a text: a leading space where it begins a word, nothing if it is special."""
-        return "" if self._special(id) else self.processor.id_to_piece(id).replace(WORD_START, " ")
+        text = "" if self._special(id) else self.processor.id_to_piece(id).replace(WORD_START, " ")
+        return sys.intern(text)  # an hour of them is kept
 
     def _special(self, id: int) -> bool:
         return self.processor.is_control(id) or self.processor.is_unknown(id)
