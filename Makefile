@@ -10,12 +10,13 @@ INSTALLED := $(VENV)/.installed
 INSTALLED_DEV := $(VENV)/.installed-dev
 CLIP := $(BIN)/python -c 'import sys; from transcribe.default_model import clip; print(clip(sys.argv[1]))'
 
-.PHONY: help demo test test-slow check speed kernel-speed memory clean
+.PHONY: help demo test test-slow parity-nemo check speed kernel-speed memory clean
 
 help:
 	@echo "make demo       install, make the default model, transcribe a clip"
 	@echo "make test       install what tests need and run them"
 	@echo "make test-slow  the sweeps that take minutes"
+	@echo "make parity-nemo  record afresh what NeMo computes (800 MB of packages), and compare"
 	@echo "make check      lint and types"
 	@echo "make speed      time the default model (ARGS='--model M' another)"
 	@echo "make kernel-speed  products with packed weights against the machine's limits"
@@ -32,6 +33,14 @@ test: $(INSTALLED_DEV)
 test-slow: $(INSTALLED_DEV)
 	$(BIN)/python -m pytest -m slow
 
+parity-nemo: $(INSTALLED_DEV)
+	$(PYTHON) -m venv .venv-nemo
+	$(BIN)/python -c 'import site; print(f"import site; site.addsitedir({site.getsitepackages()[0]!r})")' \
+		> $$(.venv-nemo/bin/python -c 'import site; print(site.getsitepackages()[0])')/beside.pth
+	.venv-nemo/bin/python -m pip install -qq --disable-pip-version-check --no-deps -r scripts/record_nemo.txt
+	.venv-nemo/bin/python scripts/record_nemo.py tests/data/nemo
+	$(BIN)/python -m pytest tests/parity/test_citrinet.py
+
 check: $(INSTALLED_DEV)
 	$(BIN)/ruff check
 	$(BIN)/mypy
@@ -46,7 +55,7 @@ memory: $(INSTALLED)
 	@$(BIN)/python scripts/memory.py $(ARGS) $$($(CLIP) two_cities.wav)
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info transcribe/kernels/*.so .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) .venv-nemo build dist *.egg-info transcribe/kernels/*.so .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:

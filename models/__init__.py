@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 # architecture as a checkpoint names it -> module
 FAMILIES = {
+    "EncDecCTCModelBPE": "citrinet",
+    "citrinet_asr": "citrinet",
     "moonshine": "moonshine",
     "qwen3_asr": "qwen3_asr",
 }

@@ -33,10 +33,27 @@ class Capabilities:
 
 @dataclass(frozen=True)
 class Window:
-    """The audio a model takes at once, in seconds. Shorter audio than `min_seconds` is padded with silence."""
+    """The audio a model takes at once, in seconds. Shorter audio than `min_seconds` is padded with silence.
+
+    Of `max_seconds`, `context_seconds` at either end are what surrounds the part that counts, so windows overlap; the
+    model's answer has `pieces` then, to be joined by their times. Where the model's frames are `grid_seconds` apart,
+    audio begins at a multiple of that, so that overlapping windows have the same frames.
+    """
 
     max_seconds: float
     min_seconds: float
+    context_seconds: float = 0.0
+    grid_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A token as text, with a leading space if it begins a word; seconds from the start of what the model was given."""
+
+    text: str
+    start: float
+    end: float
+    probability: float
 
 
 @dataclass
@@ -52,6 +69,8 @@ class Decoded:
     looped: bool = False
     language: str | None = None
     stats: dict[str, float] = field(default_factory=dict)
+    pieces: list[Piece] | None = None
+    """The same text with times, from models that have them."""
 
 
 @dataclass

@@ -46,13 +46,13 @@ def load_weights(
                               report=report)
             module.weight = tuple(w.to(device) for w in fused) if isinstance(fused, tuple) else fused.to(device)
             if module.has_bias:
-                biases = [_dense(fetch(f"{parent}.{part}.bias"), dtype) for part in module.parts]
+                biases = [dense(fetch(f"{parent}.{part}.bias"), dtype) for part in module.parts]
                 module.bias = torch.cat(biases).to(device)
             continue
         for name in module.shapes():
             tensor = fetch(f"{path}.{name}")
             packed = name == "weight" and isinstance(module, (Linear, Embedding))
-            setattr(module, name, tensor.to(device) if packed else _dense(tensor, dtype).to(device))
+            setattr(module, name, tensor.to(device) if packed else dense(tensor, dtype).to(device))
         module.prepare()
     for line in report.lines():
         log.info(line)
@@ -76,7 +76,7 @@ def _shapes(path: str, module: Weighted) -> list[tuple[str, tuple[int, ...]]]:
     ]
 
 
-def _dense(tensor: Tensor | PackedTensor, dtype: torch.dtype) -> Tensor:
+def dense(tensor: Tensor | PackedTensor, dtype: torch.dtype) -> Tensor:
     return tensor.dequantize(dtype) if isinstance(tensor, PackedTensor) else tensor.to(dtype)
 
 

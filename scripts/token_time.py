@@ -3,9 +3,9 @@
     python scripts/token_time.py clip.wav --model M [--batch N] [--threads N] [--steps N] [--json FILE]
 
 The clip is encoded once for each sequence; then the same step is run again and again, with one kind of work after the
-other left out of the kernels' programs, the largest first: what the step becomes faster by is what that kind takes. Bytes of weights are
-those that one step reads; beside them stands the speed at which torch's sum reads as much memory, in turns with the
-steps.
+other left out of the kernels' programs, the largest first: what the step becomes faster by is what that kind takes.
+Bytes of weights are those that one step reads; beside them stands the speed at which torch's sum reads memory, in turns
+with the steps.
 """
 
 from __future__ import annotations

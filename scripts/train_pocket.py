@@ -2,6 +2,7 @@
 
     python scripts/train_pocket.py qwen3_asr tests/data/pocket-qwen3-asr
     python scripts/train_pocket.py qwen3_asr tests/data/pocket-qwen3-asr --evaluate
+    python scripts/train_pocket.py citrinet tests/data/pocket-citrinet
 
 The reference implementation does the training: a module of `pocket_families/` builds a tiny model of its classes, with
 the real prompt and the real kind of tokenizer, and has a loss for joined sentences. Sentences grow as the model
@@ -213,12 +214,13 @@ def main() -> None:
         count = sum(parameter.numel() for parameter in family.model.parameters())
         print(f"{count} parameters", flush=True)
         with tempfile.NamedTemporaryFile() as meeting:
-            stages = [STAGES[int(number) - 1] for number in args.stages]
+            offered = [Stage(*stage) for stage in getattr(family, "stages", ())] or STAGES
+            stages = [offered[int(number) - 1] for number in args.stages[: len(offered)]]
             how = (args.processes, meeting.name, family, stages, args.folder)
             torch.multiprocessing.start_processes(train, how, nprocs=args.processes, start_method="fork")
         family.load(args.folder)  # as it will be read: rounded
     evaluate(family, 200, family.vocabulary.trained)
-    evaluate(family, 200, [HELD_OUT])
+    evaluate(family, 200, getattr(family, "held_out", [HELD_OUT]))
 
 
 if __name__ == "__main__":

@@ -360,7 +360,7 @@ def test_a_family_we_do_not_know_is_refused_before_torch_is_there(tmp_path):
     command = [sys.executable, "-c", code, "a.wav", "-m", "llama.gguf"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.stdout == "3 False\n"
-    assert "llama.gguf: architecture 'llama'; supported families: moonshine" in done.stderr
+    assert "llama.gguf: architecture 'llama'; supported families: citrinet, moonshine" in done.stderr
 
 
 def test_it_runs_as_a_module():

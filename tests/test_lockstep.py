@@ -45,8 +45,8 @@ class Counter:
 
 
 def job(name: int, steps: int) -> Job:
-    window = Window(0, *(np.zeros(1, np.float32) for _ in range(3)))
-    return Job(window, torch.full((steps,), float(name)), Request())
+    window = Window(0, *(np.zeros(1, np.float32) for _ in range(4)))
+    return Job(window, 0, torch.full((steps,), float(name)), Request())
 
 
 def together(model, jobs, width):

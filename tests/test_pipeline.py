@@ -93,6 +93,28 @@ def test_windows_tile_the_recording(pieces, limit, block):
         assert spoken[start:stop].mean() > 0.5
 
 
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.integers(1, 60_000), max_size=8), st.integers(1, 20), st.sampled_from([0.1, 0.5, 2.0]))
+def test_windows_have_what_is_around_them(pieces, limit, context):
+    rng = np.random.default_rng(0)
+    turns = [rng.uniform(-0.5, 0.5, n) * (i % 2) for i, n in enumerate(pieces)]
+    recording = np.concatenate([*turns, []]).astype(np.float32)
+    reach, at = int(context * RATE) // FRAME * FRAME, 0
+    for window in windows([recording], loud, limit, context):
+        assert (window.start, window.lead) == (at, min(at, reach))
+        assert 0 < len(window.samples) <= limit * RATE
+        np.testing.assert_array_equal(window.around, recording[at - window.lead : window.stop + reach])
+        if heard := window.heard(1280):
+            first, samples = heard
+            assert first % 1280 == 0
+            np.testing.assert_array_equal(samples, recording[first : first + len(samples)])
+        for half in window.halves() or ():
+            assert half.lead == min(half.start, reach)
+            np.testing.assert_array_equal(half.around, recording[half.start - half.lead : half.stop + reach])
+        at = window.stop
+    assert at == len(recording)
+
+
 def _runs(mask: np.ndarray, shortest: int) -> list[tuple[int, int]]:
     edges = np.flatnonzero(np.diff(np.concatenate([[0], mask.astype(np.int8), [0]])))
     return [(a, b) for a, b in edges.reshape(-1, 2).tolist() if b - a >= shortest]

@@ -229,7 +229,7 @@ def convert(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only errors on stderr.")] = False,
     debug: Debug = False,
 ) -> int:
-    """Write any model that can be run as one GGUF file, which transcribe.cpp reads too.
+    """Write any model that can be run as one GGUF file, in transcribe.cpp's dialect or, for Citrinet, audio.cpp's.
 
     Norms, biases and convolutions keep 16 or 32 bits.
     """

@@ -27,6 +27,8 @@ class Job:
     """A window to be transcribed, and then `decoded`, or `failed`, or neither where memory ran out."""
 
     window: Window
+    begin: int
+    """The sample of the recording that `samples` begin at."""
     samples: torch.Tensor
     request: Request
     whole: bool = True

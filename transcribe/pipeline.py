@@ -16,11 +16,12 @@ import torch
 from .audio import RATE, AudioStream, open_array, open_audio
 from .audio.activity import open_detector
 from .errors import TranscribeError, UsageError
+from .joining import Joiner
 from .lockstep import Job, Lockstep
 from .options import LoadOptions, Request
 from .text.languages import UNSPACED, language_code, language_name
 from .transcript import Segment, Transcript
-from .windows import MARGIN, Window, windows
+from .windows import Window, windows
 
 if TYPE_CHECKING:
     from transcribe.models.family import Decoded, Model
@@ -131,8 +132,8 @@ class _Recording:
     request: Request
     progress: Progress | None = None
     warnings: list[str] = field(default_factory=list)
-    answers: list[tuple[int, int, Decoded]] = field(default_factory=list)
-    """From sample, to sample, and what was said there; in the order in which windows ended."""
+    answers: list[tuple[Job, Decoded]] = field(default_factory=list)
+    """In the order in which windows ended."""
     again: deque[Job] = field(default_factory=deque)
     """Halves of windows that failed for their length."""
     segments: list[Segment] = field(default_factory=list)
@@ -147,19 +148,23 @@ class _Recording:
     def run(self) -> Transcript:
         began = time.perf_counter()
         detector = open_detector(self.warnings)
-        self.windows = windows(self.stream.blocks(), detector, self.owner.window_seconds)
+        context = self.owner.model.window.context_seconds
+        longest = self.owner.window_seconds - 2 * context
+        self.windows = windows(self.stream.blocks(), detector, longest, context)
         lockstep = Lockstep(self.owner.model, self._next, lambda: self.owner.together)
         for job in lockstep.run():
             self._ended(job)
-        self._gather()
         decoded = self.stream.decoded_seconds
+        source = self._gather(decoded)
         self.truncated |= self.stream.damaged
         if self.covered != round(decoded * RATE):
             self.truncated = True
             self.warnings.append(f"only {self.covered / RATE:.1f} of {decoded:.1f} s were transcribed")
-        text = ("" if self.language in UNSPACED else " ").join(segment.text for segment in self.segments)
+        text = self._space.join(segment.text for segment in self.segments)
         if self.heard and not text:
             self.warnings.append("there seems to be speech, but the model wrote nothing")
+        if self.request.timestamps != "word":
+            self.segments = [replace(segment, words=[]) for segment in self.segments]
         model, stamped = self.owner.model, self.request.timestamps != "none"
         return Transcript(
             text=text,
@@ -172,7 +177,7 @@ class _Recording:
             covered_seconds=self.covered / RATE,
             truncated=self.truncated,
             no_speech=not self.heard,
-            timestamps_from="window" if stamped else "none",
+            timestamps_from=source if stamped else "none",
             warnings=[*self.stream.warnings, *self.warnings],
             stats=self._stats(decoded, time.perf_counter() - began, lockstep),
         )
@@ -183,21 +188,24 @@ class _Recording:
             return self.again.popleft()
         for window in self.windows:
             self.covered += len(window.samples)
-            if window.voiced() is not None:
-                # A window's arrays hold until the next one is asked for, which may be before it has ended.
-                return self._job(window.copy() if self.owner.together > 1 else window)
+            # A window's arrays hold until the next one is asked for, which may be before it has ended.
+            if (job := self._job(window.copy() if self.owner.together > 1 else window)) is not None:
+                return job
             self._report(window)
         return None
 
-    def _job(self, window: Window, whole: bool = True) -> Job:
-        start, stop = window.voiced(MARGIN) or (0, len(window.samples))
-        waveform = torch.from_numpy(window.samples[start:stop])
+    def _job(self, window: Window, whole: bool = True) -> Job | None:
+        """None for a window without speech."""
+        heard = window.heard(max(1, round(self.owner.model.window.grid_seconds * RATE)))
+        if heard is None:
+            return None
+        waveform = torch.from_numpy(heard[1])
         short = round(self.owner.model.window.min_seconds * RATE) - len(waveform)
         if short > 0:
             waveform = torch.nn.functional.pad(waveform, (0, short))
         self.heard += 1
         self.longest = max(self.longest, len(waveform) / RATE)
-        return Job(window, waveform, self.request, whole)
+        return Job(window, heard[0], waveform, self.request, whole)
 
     def _ended(self, job: Job) -> None:
         """Keep what a window gave; a whole one that failed for its length is cut in two and tried once more."""
@@ -213,10 +221,9 @@ class _Recording:
                 raise TranscribeError(f"{self.stream.name}: out of memory at {_place(window)}; set a memory limit")
             self._warn_once("out of memory: windows are cut in two")
         if halves:
-            self.again.extend(self._job(half, whole=False) for half in halves if half.voiced() is not None)
+            self.again.extend(part for half in halves if (part := self._job(half, whole=False)) is not None)
         elif decoded:
-            voiced = window.voiced() or (0, len(window.samples))
-            self.answers.append((window.start + voiced[0], window.start + voiced[1], decoded))
+            self.answers.append((job, decoded))
             if decoded.looped:
                 self.warnings.append(f"{_place(window)}: the model repeats itself: the text breaks off there")
             elif decoded.truncated:
@@ -229,13 +236,25 @@ class _Recording:
         if self.progress:
             self.progress(self.reached / RATE, self.stream.declared_seconds)
 
-    def _gather(self) -> None:
-        """Windows in the order of the recording, in whatever order they ended."""
-        self.answers.sort(key=lambda answer: answer[0])
-        self.language = self.request.language or next((d.language for *_, d in self.answers if d.language), None)
-        for start, stop, decoded in self.answers:
-            if text := decoded.text.strip():
-                self.segments.append(Segment(len(self.segments), start / RATE, stop / RATE, text))
+    @property
+    def _space(self) -> str:
+        return "" if self.language in UNSPACED else " "
+
+    def _gather(self, seconds: float) -> str:
+        """Windows in the order of the recording, in whatever order they ended. Where the times of segments are from."""
+        self.answers.sort(key=lambda answer: answer[0].window.start)
+        self.language = self.request.language or next((d.language for _, d in self.answers if d.language), None)
+        if any(decoded.pieces is not None for _, decoded in self.answers):
+            joiner = Joiner(self.owner.model.window.context_seconds)
+            for job, decoded in self.answers:
+                joiner.add(decoded.pieces or [], job.begin / RATE, job.window.start / RATE, job.window.stop / RATE)
+            self.segments = joiner.segments(seconds, spaced=bool(self._space))
+            return "ctc"
+        for job, decoded in self.answers:
+            if (text := decoded.text.strip()) and (voiced := job.window.voiced()):
+                start, stop = ((job.window.start + edge) / RATE for edge in voiced)
+                self.segments.append(Segment(len(self.segments), start, stop, text))
+        return "window"
 
     def _warn_once(self, warning: str) -> None:
         if warning not in self.warnings:

@@ -1,12 +1,13 @@
 """A recording cut into windows that tile it: the only place that decides where.
 
-Only one window's samples are held at a time, so memory does not depend on the recording's length.
+Only one window's samples are held at a time, so memory does not depend on the recording's length. A window may be given
+with its context, what is before and after it; only the windows themselves tile the recording.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -30,13 +31,17 @@ class Window:
     """A stretch of the recording. The arrays are views that hold until the next window is asked for.
 
     `start` counts samples from the start of the recording; `samples` is float32 [n], 16 kHz mono; `speech`
-    and `power` are one number for each 32 ms: the probability of speech, and the mean square.
+    and `power` are one number for each 32 ms: the probability of speech, and the mean square. `around` is the window
+    with at most `context` samples on either side, `lead` of them before it.
     """
 
     start: int
     samples: Samples
     speech: Frames
     power: Frames
+    around: Samples
+    lead: int = 0
+    context: int = 0
 
     @property
     def stop(self) -> int:
@@ -50,9 +55,25 @@ class Window:
         start, stop = (int(frames[0]) - margin) * FRAME, (int(frames[-1]) + 1 + margin) * FRAME
         return max(0, start), min(len(self.samples), stop)
 
+    def heard(self, grid: int = 1) -> tuple[int, Samples] | None:
+        """What the model is to hear, and where that begins in the recording: a multiple of `grid` samples.
+
+        The speech with a margin; and where the margin reaches an end of the window, the context there.
+        """
+        bounds = self.voiced(MARGIN)
+        if bounds is None:
+            return None
+        start, stop = bounds
+        first = -self.lead if start == 0 else start
+        last = len(self.around) - self.lead if stop == len(self.samples) else stop
+        first += -(self.start + first) % grid
+        return self.start + first, self.around[self.lead + first : self.lead + last]
+
     def copy(self) -> Window:
         """One that holds for ever."""
-        return Window(self.start, self.samples.copy(), self.speech.copy(), self.power.copy())
+        around = self.around.copy()
+        samples = around[self.lead : self.lead + len(self.samples)]
+        return replace(self, samples=samples, around=around, speech=self.speech.copy(), power=self.power.copy())
 
     def halves(self) -> tuple[Window, Window] | None:
         """The window cut in two at the quietest point of its middle third; None if it is too short to cut."""
@@ -60,20 +81,29 @@ class Window:
         if third < 1:
             return None
         at = quietest(self.speech, self.power, third, len(self.speech) - third)
-        cut = at * FRAME
-        return (
-            Window(self.start, self.samples[:cut], self.speech[:at], self.power[:at]),
-            Window(self.start + cut, self.samples[cut:], self.speech[at:], self.power[at:]),
-        )
+        return self._part(0, at), self._part(at, len(self.speech))
+
+    def _part(self, start: int, stop: int) -> Window:
+        """Some of its frames, with what context there is."""
+        first, last = start * FRAME, min(stop * FRAME, len(self.samples))
+        before = min(self.context, self.lead + first)
+        around = self.around[self.lead + first - before : self.lead + last + self.context]
+        inside = slice(start, stop)
+        return Window(
+            self.start + first, self.samples[first:last], self.speech[inside], self.power[inside],
+            around, before, self.context,
+        )  # fmt: skip
 
 
-def windows(blocks: Iterable[Samples], detector: Detector, max_seconds: float) -> Iterator[Window]:
-    """Windows of at most `max_seconds` that follow each other without a gap or an overlap.
+def windows(
+    blocks: Iterable[Samples], detector: Detector, max_seconds: float, context_seconds: float = 0.0
+) -> Iterator[Window]:
+    """Windows of at most `max_seconds` that follow each other without a gap or an overlap, each with its context.
 
     A window carries as much as fits: the silence before it is a window of its own, which holds no speech. It
     is cut in its last third, in the longest gap between words, or where it is quietest if there is no gap.
     """
-    held = _Held(int(max_seconds * RATE) // FRAME, detector)
+    held = _Held(int(max_seconds * RATE) // FRAME, detector, int(context_seconds * RATE) // FRAME)
     for block in blocks:
         while len(block):
             block = block[held.append(block) :]
@@ -81,26 +111,35 @@ def windows(blocks: Iterable[Samples], detector: Detector, max_seconds: float) -
                 yield held.front(held.cut())
                 held.drop()
     held.finish()
-    while held.count:
+    while held.left > 0:
         yield held.front(held.cut())
         held.drop()
 
 
 class _Held:
-    """The samples not yet given out, in one buffer as long as the longest window."""
+    """The samples not yet given out and the context before them, in one buffer for the longest window and its context.
 
-    def __init__(self, limit: int, detector: Detector) -> None:
-        self.samples = np.zeros(limit * FRAME, np.float32)
-        self.speech, self.power = np.zeros(limit, np.float32), np.zeros(limit, np.float32)
-        self.detector = detector
+    `lead` is how many frames of it are context.
+    """
+
+    def __init__(self, limit: int, detector: Detector, context: int) -> None:
+        size = limit + 2 * context
+        self.samples = np.zeros(size * FRAME, np.float32)
+        self.speech, self.power = np.zeros(size, np.float32), np.zeros(size, np.float32)
+        self.detector, self.limit, self.context = detector, limit, context
         self.start = self.count = 0  # in samples: what was given out before, and what is held
-        self.frames = 0  # frames of it with a probability
+        self.frames = self.lead = 0  # frames of it with a probability, and those given out before
         self.given = 0
         self.ended = False
 
     @property
     def full(self) -> bool:
         return self.count == len(self.samples)
+
+    @property
+    def left(self) -> int:
+        """Samples not yet given out."""
+        return self.count - self.lead * FRAME
 
     def append(self, block: Samples) -> int:
         """Take what fits; the number of samples taken."""
@@ -124,33 +163,44 @@ class _Held:
         self.frames = frames
 
     def cut(self) -> int:
-        """After how many of the frames held the next window ends."""
-        speech, total = self.speech[: self.frames], self.frames
+        """After how many of the frames not given out the next window ends."""
+        reach = min(self.frames, self.lead + self.limit)
+        speech, total = self.speech[self.lead : reach], reach - self.lead
+        last = self.ended and reach == self.frames
         voiced = np.flatnonzero(speech >= SPEECH)
         if not len(voiced):
-            return total if self.ended else max(1, total - PAD)
+            return total if last else max(1, total - PAD)
         first = int(voiced[0])
-        if first > 2 * PAD and not self.ended:
+        if first > 2 * PAD and not last:
             return first - PAD
         for start, stop in gaps(speech):
-            if start > first and stop - start >= PAUSE and not (self.ended and stop == total):
+            if start > first and stop - start >= PAUSE and not (last and stop == total):
                 return (start + stop) // 2
-        if self.ended:
+        if last:
             return total
-        return quietest(speech, self.power[:total], total - total // 3, total)
+        return quietest(speech, self.power[self.lead : reach], total - total // 3, total)
 
     def front(self, frames: int) -> Window:
-        self.given = min(frames * FRAME, self.count)
-        return Window(self.start, self.samples[: self.given], self.speech[:frames], self.power[:frames])
+        lead = self.lead * FRAME
+        self.given = min(frames * FRAME, self.left)
+        inside = slice(self.lead, self.lead + frames)
+        context = self.context * FRAME
+        return Window(
+            self.start, self.samples[lead : lead + self.given], self.speech[inside], self.power[inside],
+            self.samples[: min(lead + self.given + context, self.count)], lead, context,
+        )  # fmt: skip
 
     def drop(self) -> None:
-        """Forget the window last given out, and move the rest to the front."""
-        frames, rest = -(-self.given // FRAME), self.count - self.given
-        self.samples[:rest] = self.samples[self.given : self.count]
-        left = self.frames - frames
+        """Forget the window last given out but for the context it is for the next; move the rest to the front."""
+        frames = self.lead + -(-self.given // FRAME)
+        lead = min(self.context, frames)
+        gone = frames - lead
+        rest, left = max(self.count - gone * FRAME, 0), self.frames - gone
+        self.samples[:rest] = self.samples[gone * FRAME : gone * FRAME + rest]
         for values in (self.speech, self.power):
-            values[:left] = values[frames : self.frames]
-        self.start, self.count, self.frames = self.start + self.given, rest, left
+            values[:left] = values[gone : self.frames]
+        self.start += self.given
+        self.count, self.frames, self.lead = rest, left, lead
 
 
 def gaps(speech: Frames) -> list[tuple[int, int]]:

@@ -1,4 +1,4 @@
-"""Windows whose text is written token by token, several in lockstep: what autoregressive families share."""
+"""How families answer: token by token, several windows in lockstep, or at once."""
 
 from __future__ import annotations
 
@@ -74,3 +74,19 @@ class Autoregressive(Generic[W]):
         if window.decoded is None:
             raise window.failed or TranscribeError("the model did not answer")
         return window.decoded
+
+
+class AtOnce:
+    """A family that has no tokens to wait for: `transcribe` gives a window's answer, and none is ever under way."""
+
+    def transcribe(self, samples: Tensor, request: Request) -> Decoded:
+        raise NotImplementedError
+
+    def begin(self, samples: Tensor, request: Request) -> Ongoing:
+        """A window's whole answer."""
+        window = Ongoing()
+        window.decoded = self.transcribe(samples, request)
+        return window
+
+    def advance(self, ongoing: Sequence[Ongoing]) -> None:
+        raise AssertionError("no window is under way")

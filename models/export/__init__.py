@@ -1,4 +1,7 @@
-"""Each family as transcribe.cpp's converter writes it: keys, tensor names and their order. One module a family."""
+"""Each family as the converter that its GGUF files come from writes it: keys, tensor names and their order.
+
+One module a family: transcribe.cpp's dialect, or audio.cpp's for what only that has.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from .. import family_of
 from ..loading import canonical_shapes
@@ -24,10 +27,12 @@ class Export:
 
     keys: metadata as Python values, `general.architecture` among them; see `transcribe.weights.write`.
     tensors: by name in the file and in its order: the name in the checkpoint, or float32 values the checkpoint lacks.
+    dialect: whose rules say which tensors are packed; see `transcribe.convert.presets`.
     """
 
     keys: dict[str, Any]
     tensors: dict[str, str | np.ndarray]
+    dialect: Literal["transcribe.cpp", "audio.cpp"] = "transcribe.cpp"
 
 
 def export(checkpoint: Checkpoint) -> Export:

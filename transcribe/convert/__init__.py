@@ -1,4 +1,4 @@
-"""Any checkpoint a family loads -> one GGUF file in transcribe.cpp's dialect, in the type asked for."""
+"""Any checkpoint a family loads -> one GGUF file in transcribe.cpp's or audio.cpp's dialect, in the type asked for."""
 
 from __future__ import annotations
 
@@ -84,8 +84,10 @@ def _entries(checkpoint: Checkpoint, exported: Export, wanted: Preset) -> Iterat
         if isinstance(stored, np.ndarray):
             yield Entry(name, stored.shape, T.F32, partial(_whole, stored))
         else:
-            shape = checkpoint.tensors[stored].shape
-            type = wanted.type_of(name, shape)
+            info = checkpoint.tensors[stored]
+            shape = info.shape
+            by_form = exported.dialect == "audio.cpp"
+            type = wanted.type_by_form(name, shape, info.type) if by_form else wanted.type_of(name, shape)
             yield Entry(name, shape, type, partial(_pieces, checkpoint, stored, type))
 
 

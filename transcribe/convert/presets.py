@@ -1,7 +1,8 @@
-"""Which type each tensor of a converted file gets, as transcribe.cpp's quantiser decides it, by its name.
+"""Which type each tensor of a converted file gets, as the quantiser of its dialect decides it.
 
-A preset names the type of matrices. What is small and must be exact stays float32, and transcribe.cpp's loader takes
-convolutions in float32 or float16 only.
+A preset names the type of matrices. transcribe.cpp's goes by names: what is small and must be exact stays float32, and
+its loader takes convolutions in float32 or float16 only. audio.cpp's goes by form: a type of 16 or 32 bits is for all
+tensors, a packed one for matrices.
 """
 
 from __future__ import annotations
@@ -54,6 +55,15 @@ class Preset:
         wanted = self.matrix if own is None else own  # T.F32 is 0
         row = shape[-1] if shape else 1
         return next(type for type in (wanted, self.fallback, T.F16) if row % GGML_QUANT_SIZES[type][0] == 0)
+
+    def type_by_form(self, name: str, shape: tuple[int, ...], stored: T | None) -> T:
+        """The type of a tensor in audio.cpp's dialect; what is not packed keeps the type it is stored in."""
+        block = GGML_QUANT_SIZES[self.matrix][0]
+        if block == 1:
+            return self.matrix
+        if len(shape) == 2 and name.endswith(".weight") and shape[-1] % block == 0:
+            return self.matrix
+        return T.F32 if stored is None else stored
 
 
 PRESETS = {

@@ -11,6 +11,7 @@
     heap.py         what the C library is asked so that freed memory does not pile up
     kv_cache.py     keys and values, in rows of their own
     decoding.py     a sequence's answer: greedy decoding and sampling, the token budget, the loop guard
+    ctc.py          from log-probabilities of frames to tokens with times: greedy, prefix search
 """
 
 from .decoding import Answer, greedy

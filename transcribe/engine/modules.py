@@ -24,6 +24,7 @@ class Weighted(nn.Module):
 
     places = True
     in_place: tuple[int, ...] = ()
+    shrinks = False
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The names and shapes of the tensors this module needs, in PyTorch's order."""

@@ -33,6 +33,8 @@ class Computes(Protocol):
     """Can write its result into a tensor it is given. If not, the result is allocated and freed at its last use."""
     in_place: tuple[int, ...]
     """Positions of operands whose storage the result may take when they die here."""
+    shrinks: bool
+    """Such an operand may be larger than the result."""
 
     def infer(self, *args: Any, **kwargs: Any) -> Spec: ...
 
@@ -54,6 +56,8 @@ class Operation:
     it is None. `workspace(*args)` is what torch allocates inside, in bytes. `native(*args, out)` describes it for the
     C kernels, which then compute it: most operations where rows are few.
     """
+
+    shrinks = False
 
     def __init__(
         self,

@@ -11,6 +11,7 @@ intermediate (keys and values of a fused projection) is copied out at the end, b
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -177,7 +178,7 @@ class _Planner:
         else:
             operation = lookup(node.target)
         spec = operation.infer(*args, **self._values(node.kwargs))
-        phantom = torch.empty(spec[0], dtype=spec[1])
+        phantom = _phantom(*spec)
         donor = self._donor(position, node, operation, phantom)
         storage = self.root[donor] if donor else self._new_storage(phantom.nbytes, position, operation.places)
         assert storage is not None
@@ -202,7 +203,7 @@ class _Planner:
         return self.storages[-1]
 
     def _donor(self, position: int, node: Node, operation: Computes, result: Tensor) -> Node | None:
-        """An operand that dies here and has exactly the result's form, so that the result can take its storage."""
+        """An operand that dies here and has the result's form, or more for one that shrinks: it gives its storage."""
         operands = [a for a in node.args if isinstance(a, Node)]
         for candidate in (node.args[i] for i in operation.in_place if self.recycle):
             if not isinstance(candidate, Node):
@@ -211,9 +212,10 @@ class _Planner:
             if storage is None or storage.dies > position:
                 continue
             value = self.value[candidate]
-            same_form = value.shape == result.shape and value.dtype == result.dtype and value.is_contiguous()
+            whole = value.dtype == result.dtype and value.is_contiguous() and storage.nbytes == value.nbytes
+            shrinks = operation.shrinks and storage.arena and value.nbytes >= result.nbytes
             alone = sum(self.root[other] is storage for other in operands) == 1
-            if same_form and alone and storage.nbytes == result.nbytes:
+            if whole and alone and (shrinks or value.shape == result.shape):
                 return candidate
         return None
 
@@ -248,6 +250,17 @@ class _Planner:
         plan.heap_bytes = max(plan.heap_bytes, at_end + sum(copies))
         results = {id(step.storage): step.storage for step in plan.steps if step.storage is not None}
         plan.kept_bytes = sum(s.nbytes for s in results.values() if not s.leaves)
+
+
+def _phantom(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """A tensor of this form that is never touched, in pages of its own.
+
+    From the heap, phantoms would leave as many holes in it, and what a run allocates there would spread over them.
+    """
+    nbytes = _nbytes((shape, dtype))
+    if not nbytes:
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(mmap.mmap(-1, nbytes), dtype=dtype).view(shape)
 
 
 def _is_view(node: Node) -> bool:

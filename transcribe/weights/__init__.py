@@ -1,4 +1,4 @@
-"""The shared loader: GGUF and safetensors files as named tensors that stay packed and mapped.
+"""The shared loader: GGUF, safetensors and NeMo files as named tensors that stay packed and mapped.
 
 Opening a checkpoint, and so refusing a wrong one, does not import torch; the names below that need it load
 it.

@@ -12,7 +12,7 @@ from typing import Any
 from transcribe.errors import ModelError
 
 from .gguf import Metadata
-from .layout import AGAIN, TensorInfo, count_bytes
+from .layout import AGAIN, TensorInfo, count_bytes, own_name
 
 ARCHITECTURE = "audiocpp"
 
@@ -55,9 +55,10 @@ def embedded_file(path: Path, metadata: Metadata, name: str) -> bytes | None:
     if "audiocpp.embedded_files.names" not in metadata:
         return None
     names = _array(path, metadata, "embedded_files.names")
-    if name not in names:
+    found = own_name(names, name)
+    if found is None:
         return None
-    index = names.index(name)
+    index = names.index(found)
     if "audiocpp.embedded_files.contents" in metadata:
         contents = _array(path, metadata, "embedded_files.contents")
         if len(contents) == len(names):

@@ -13,8 +13,8 @@ from gguf import GGMLQuantizationType
 
 from transcribe.errors import ModelError
 
-from . import audiocpp, gguf
-from .layout import AGAIN, TensorInfo, listed, os_errors
+from . import audiocpp, gguf, nemo
+from .layout import AGAIN, TensorInfo, listed, os_errors, own_name
 from .storage import FileStorage
 
 if TYPE_CHECKING:
@@ -31,17 +31,20 @@ PACKED = (T.Q4_0, T.Q4_1, T.Q5_0, T.Q5_1, T.Q8_0, T.Q2_K, T.Q3_K, T.Q4_K, T.Q5_K
 class Checkpoint:
     """What `open_checkpoint` returns. No tensor has been read or allocated.
 
-    path: what was opened. format: "gguf" or "safetensors". metadata: GGUF metadata as Python values, or the
-    safetensors __metadata__. tensors: by logical name. files: the storage of each weights file.
+    path: what was opened. format: "gguf", "safetensors" or "nemo". metadata: GGUF metadata as Python values, or the
+    safetensors __metadata__. tensors: by logical name. files: the storage of each weights file. archive: of a
+    NeMo model, its configuration and small files.
     """
 
-    def __init__(self, path: Path, format: Literal["gguf", "safetensors"], metadata: Mapping[str, Any],
-                 tensors: Sequence[TensorInfo], storages: Sequence[FileStorage]) -> None:
+    def __init__(self, path: Path, format: Literal["gguf", "safetensors", "nemo"], metadata: Mapping[str, Any],
+                 tensors: Sequence[TensorInfo], storages: Sequence[FileStorage],
+                 archive: nemo.Archive | None = None) -> None:
         self.path = path
         self.format = format
         self.metadata = metadata
         self.tensors: Mapping[str, TensorInfo] = {tensor.name: tensor for tensor in tensors}
         self.files = storages
+        self.archive = archive
 
     def tensor(self, name: str) -> torch.Tensor | PackedTensor:
         """A view of the file's storage: a plain tensor for float and integer types, else a PackedTensor.
@@ -87,18 +90,29 @@ class Checkpoint:
                              f"{', '.join(filter(None, faults))}; is it complete, and of the right family?")
 
     def side_file(self, name: str) -> bytes | None:
-        """A file of the model, such as config.json: embedded, else beside the weights, else None."""
+        """A file of the model, such as config.json: embedded, else beside the weights, else None.
+
+        It may be called after the model: NAME_config.json.
+        """
+        if self.archive is not None:
+            found = own_name(self.archive.files, name)
+            return None if found is None else self.archive.files[found]
         if isinstance(self.metadata, gguf.Metadata):
             embedded = audiocpp.embedded_file(self.path, self.metadata, name)
             if embedded is not None:
                 return embedded
-        beside = self.files[0].path.with_name(name)
-        with os_errors(beside):
-            return beside.read_bytes() if beside.is_file() else None
+        weights = self.files[0].path
+        for beside in (weights.with_name(name), weights.with_name(f"{weights.stem}_{name}")):
+            with os_errors(beside):
+                if beside.is_file():
+                    return beside.read_bytes()
+        return None
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """config.json, {} if there is none. Raises ModelError if it is not a JSON object."""
+        """config.json, or a NeMo model's own; {} if there is none. Raises ModelError if it is not a JSON object."""
+        if self.archive is not None:
+            return self.archive.config
         text = self.side_file("config.json")
         if text is None:
             return {}
@@ -112,13 +126,13 @@ class Checkpoint:
 
     @cached_property
     def architecture(self) -> str:
-        """GGUF's general.architecture, audio.cpp's embedded family, or config.json's model_type; else ""."""
+        """GGUF's general.architecture, audio.cpp's family, config.json's model_type, or NeMo's class; else ""."""
         if isinstance(self.metadata, gguf.Metadata):
             name = self.metadata.get("general.architecture", "")
             if name == audiocpp.ARCHITECTURE:
                 name = audiocpp.family(self.path, self.metadata) or self.config.get("model_type", "")
         else:
-            name = self.config.get("model_type", "")
+            name = self.config.get("model_type") or str(self.config.get("target", "")).rpartition(".")[2]
         return name if isinstance(name, str) else ""
 
 

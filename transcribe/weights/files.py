@@ -21,7 +21,7 @@ def find_weights(path: Path) -> Path:
         raise ModelError(f"{path}: no such file or directory; check the path")
     if not path.is_dir():
         if not path.is_file():
-            raise ModelError(f"{path}: not a regular file; give a GGUF or safetensors file")
+            raise ModelError(f"{path}: not a regular file; give a GGUF, safetensors or .nemo file")
         return path
     for name in ("model.safetensors", "model" + INDEX):
         if (path / name).is_file():
@@ -33,10 +33,14 @@ def find_weights(path: Path) -> Path:
     if models:
         names = ", ".join(p.name for p in found[:3]) + (", ..." if len(found) > 3 else "")
         raise ModelError(f"{path}: holds several GGUF files ({names}); give one of them")
-    pickles = sorted(p.name for p in path.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".ckpt", ".nemo"))
+    for suffix in (".safetensors", ".nemo"):
+        others = [p for p in path.iterdir() if p.suffix == suffix and p.is_file()]
+        if len(others) == 1:
+            return others[0]
+    pickles = sorted(p.name for p in path.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".ckpt"))
     other = f"; {pickles[0]} would have to be converted to safetensors or GGUF first" if pickles else ""
     raise ModelError(f"{path}: a directory without weights: expected model.safetensors, model{INDEX} or one "
-                     f".gguf file{other or '; give the directory that has them'}")
+                     f".gguf or .nemo file{other or '; give the directory that has them'}")
 
 
 def gguf_set(path: Path, count: int) -> list[Path]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -83,6 +83,12 @@ def os_errors(path: Path, advice: str = "check its permissions and the disk") ->
 
 def truncated(path: Path, needed: int, size: int) -> ModelError:
     return ModelError(f"{path}: truncated: needs {needed} bytes, has {size}; {AGAIN}")
+
+
+def own_name(names: Iterable[str], name: str) -> str | None:
+    """The one of `names` that is `name`, or the only one that is called after a model, such as small_config.json."""
+    found = [each for each in names if each == name] or [each for each in names if each.endswith(f"_{name}")]
+    return found[0] if len(found) == 1 else None
 
 
 def listed(names: Sequence[str], what: str) -> str:

@@ -7,14 +7,14 @@ from pathlib import Path
 
 from transcribe.errors import ModelError
 
-from . import audiocpp, files, gguf, safetensors, sniff
+from . import audiocpp, files, gguf, nemo, safetensors, sniff
 from .checkpoint import Checkpoint
 from .layout import AGAIN, TensorInfo, check_extents, listed, os_errors
 from .storage import FileStorage
 
 
 def open_checkpoint(path: str | Path, *, mmap: bool = True) -> Checkpoint:
-    """Open GGUF or safetensors weights.
+    """Open GGUF or safetensors weights, or a NeMo archive.
 
     `path` is a single file, any part of a split GGUF set, any shard or the index of a safetensors set, or a
     directory that holds one of these. With `mmap` the files are mapped read-only, else tensors are read into
@@ -38,6 +38,8 @@ def _open(path: Path, mmap: bool) -> Checkpoint:
         head = storage.parse(safetensors.read_head, 0)
         check_extents(first, head.tensors, storage.size)
         return Checkpoint(path, "safetensors", head.metadata, head.tensors, [storage])
+    if nemo.looks_like(storage.first) and (archive := nemo.open_archive(first, storage)):
+        return Checkpoint(path, "nemo", {}, archive.tensors, [archive.storage], archive)
     raise ModelError(f"{first}: not a model but {sniff.describe(storage.first)}")
 
 

@@ -16,14 +16,14 @@ MAGICS = (
     (0, b"tjgg", "an old ggml .bin model; convert the original to GGUF"),
     (0, b"PK", "a zip archive; unpack it and give the model inside"),
     (0, b"\x1f\x8b", "a gzip archive; unpack it and give the model inside"),
-    (257, b"ustar", "a tar archive (.nemo is one); convert it to safetensors or GGUF"),
+    (257, b"ustar", "a tar archive without a NeMo model in it; unpack it and give the model inside"),
     (0, b"RIFF", "a recording; give it as the input and the model with --model"),
     (0, b"ID3", "a recording; give it as the input and the model with --model"),
     (0, b"fLaC", "a recording; give it as the input and the model with --model"),
     (0, b"OggS", "a recording; give it as the input and the model with --model"),
     (4, b"ORTM", "an ONNX Runtime model; give a GGUF or safetensors file"),
 )
-OTHERWISE = "give a GGUF or safetensors file, or a directory that holds one"
+OTHERWISE = "give a GGUF, safetensors or .nemo file, or a directory that holds one"
 
 
 def describe(head: bytes) -> str:

@@ -46,7 +46,8 @@ class Entry:
 def write_gguf(destination: Path, keys: Mapping[str, Any], entries: Sequence[Entry]) -> None:
     """Write metadata and tensors to `destination`, replacing what is there only once all is written.
 
-    `keys` has `general.architecture` and Python values: an int becomes uint32 (int32 in arrays), a float float32.
+    `keys` has `general.architecture` and Python values: an int becomes uint32 (int32 in arrays), a float float32; a
+    NumPy array keeps its type.
     Memory: one piece. Raises OSError; whatever is raised, nothing of the new file stays behind.
     """
     with _replacing(destination) as temporary:
@@ -82,7 +83,9 @@ def _write_head(path: Path, keys: Mapping[str, Any], entries: Sequence[Entry]) -
 
 def _add(writer: GGUFWriter, key: str, value: Any) -> None:
     v = GGUFValueType
-    if isinstance(value, list | bytes):
+    if isinstance(value, np.ndarray):
+        writer.add_key_value(key, value.tolist(), v.ARRAY, v[value.dtype.name.upper()])
+    elif isinstance(value, list | bytes):
         if value:
             items = [_utf8(item) if isinstance(item, str) else item for item in value]
             writer.add_array(key, value if isinstance(value, bytes) else items)
