@@ -141,7 +141,7 @@ class Citrinet(AtOnce):
         self.engine = Scheduler(self.device, recycle=options.recycle)
         self.variant = variant_of(self.config)
         self.language = language_of(checkpoint)
-        self.capabilities = Capabilities((self.language,), timestamps=("none", "segment", "word"), beam=True)
+        self.capabilities = Capabilities((self.language,), timestamps=("none", "segment", "word"), beam=True, lockstep=False)
         self.frame_seconds = self.config.frame / RATE
         # Longer than the clips it was trained on: the gates are averages, which more of the same does not move.
         self.window = Window(

@@ -29,6 +29,8 @@ class Capabilities:
     prompt: bool = False
     beam: bool = False
     temperature: bool = False
+    lockstep: bool = True
+    """Several windows share the steps of a decoder."""
 
 
 @dataclass(frozen=True)

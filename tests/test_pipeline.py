@@ -299,6 +299,14 @@ def test_as_many_windows_are_decoded_together_as_the_limit_allows():
         Transcriber(model, memory_limit=10**7, batch_size=4)
 
 
+def test_a_family_without_steps_to_share_refuses_a_batch():
+    model = FakeModel()
+    model.capabilities = Capabilities(languages=("en",), lockstep=False)
+    assert Transcriber(model, batch_size=None).together == 1
+    with pytest.raises(UsageError, match="fake small has no decoder"):
+        Transcriber(model, batch_size=2)
+
+
 def test_windows_that_end_out_of_order_are_put_in_order():
     class Late(FakeModel):
         """The longer a window, the more steps it takes."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import psutil
 import torch
@@ -41,6 +41,8 @@ class Transcriber:
         self, model: Model, name: str = "", memory_limit: int | None = None, batch_size: int | None = 1
     ) -> None:
         self.model, self.name, self.memory_limit, self.batch_size = model, name, memory_limit, batch_size
+        if (batch_size or 1) > 1 and not model.capabilities.lockstep:
+            raise UsageError(f"{_model_name(model)} has no decoder whose steps windows could share: batch size 1")
         self.window_seconds = _fitting_window(model, memory_limit, batch_size or 1)
 
     @cached_property
@@ -48,6 +50,8 @@ class Transcriber:
         """How many windows are decoded together."""
         if self.batch_size is not None:
             return self.batch_size
+        if not self.model.capabilities.lockstep:
+            return 1
         limit = self.memory_limit or psutil.virtual_memory().available // 4
         fits = [n for n in (2, 4, 8) if self.model.peak_bytes(self.window_seconds, n) <= limit]
         return max(fits, default=1)
@@ -123,6 +127,17 @@ class Transcriber:
             return _Recording(self, stream, request, progress).run()
 
 
+class Heard(NamedTuple):
+    """What a window gave. Its place and that of the speech in it, in samples of the recording; `begin` is where times
+    that the model gives count from."""
+
+    start: int
+    stop: int
+    speech: tuple[int, int]
+    begin: int
+    decoded: Decoded
+
+
 @dataclass
 class _Recording:
     """What one run gathers."""
@@ -132,7 +147,7 @@ class _Recording:
     request: Request
     progress: Progress | None = None
     warnings: list[str] = field(default_factory=list)
-    answers: list[tuple[Job, Decoded]] = field(default_factory=list)
+    answers: list[Heard] = field(default_factory=list)
     """In the order in which windows ended."""
     again: deque[Job] = field(default_factory=deque)
     """Halves of windows that failed for their length."""
@@ -223,7 +238,9 @@ class _Recording:
         if halves:
             self.again.extend(part for half in halves if (part := self._job(half, whole=False)) is not None)
         elif decoded:
-            self.answers.append((job, decoded))
+            first, last = window.voiced() or (0, len(window.samples))
+            speech = window.start + first, window.start + last
+            self.answers.append(Heard(window.start, window.stop, speech, job.begin, decoded))
             if decoded.looped:
                 self.warnings.append(f"{_place(window)}: the model repeats itself: the text breaks off there")
             elif decoded.truncated:
@@ -242,17 +259,19 @@ class _Recording:
 
     def _gather(self, seconds: float) -> str:
         """Windows in the order of the recording, in whatever order they ended. Where the times of segments are from."""
-        self.answers.sort(key=lambda answer: answer[0].window.start)
-        self.language = self.request.language or next((d.language for _, d in self.answers if d.language), None)
-        if any(decoded.pieces is not None for _, decoded in self.answers):
+        self.answers.sort(key=lambda heard: heard.start)
+        languages = (heard.decoded.language for heard in self.answers if heard.decoded.language)
+        self.language = self.request.language or next(languages, None)
+        if any(heard.decoded.pieces is not None for heard in self.answers):
             joiner = Joiner(self.owner.model.window.context_seconds)
-            for job, decoded in self.answers:
-                joiner.add(decoded.pieces or [], job.begin / RATE, job.window.start / RATE, job.window.stop / RATE)
+            for heard in self.answers:
+                pieces = heard.decoded.pieces or []
+                joiner.add(pieces, heard.begin / RATE, heard.start / RATE, heard.stop / RATE)
             self.segments = joiner.segments(seconds, spaced=bool(self._space))
             return "ctc"
-        for job, decoded in self.answers:
-            if (text := decoded.text.strip()) and (voiced := job.window.voiced()):
-                start, stop = ((job.window.start + edge) / RATE for edge in voiced)
+        for heard in self.answers:
+            if text := heard.decoded.text.strip():
+                start, stop = (edge / RATE for edge in heard.speech)
                 self.segments.append(Segment(len(self.segments), start, stop, text))
         return "window"
 
