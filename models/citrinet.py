@@ -141,7 +141,8 @@ class Citrinet(AtOnce):
         self.engine = Scheduler(self.device, recycle=options.recycle)
         self.variant = variant_of(self.config)
         self.language = language_of(checkpoint)
-        self.capabilities = Capabilities((self.language,), timestamps=("none", "segment", "word"), beam=True, lockstep=False)
+        times = ("none", "segment", "word")
+        self.capabilities = Capabilities((self.language,), timestamps=times, beam=True, lockstep=False)
         self.frame_seconds = self.config.frame / RATE
         # Longer than the clips it was trained on: the gates are averages, which more of the same does not move.
         self.window = Window(
