@@ -6,6 +6,9 @@ filled in, y = (x - mean) / sqrt(variance + eps) * gain + bias being linear.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -17,6 +20,7 @@ from transcribe.engine.operations import Operation, Spec
 # size, and kept. What they allocate for this size finds the place where it lay before; for twice as many rows it does
 # not always, and then tens of megabytes pile up in the heap.
 TILE = 96
+GROUP = 4  # tiles are projected together, by all threads; convolved by one: they are too small to share out
 NORM = ("weight", "bias", "running_mean", "running_var")
 
 
@@ -29,6 +33,20 @@ def _folded(weight: Tensor, tensors: dict[str, Tensor], eps: float) -> tuple[Ten
 
 def _norm_shapes(channels: int) -> dict[str, tuple[int, ...]]:
     return {f"norm.{name}": (channels,) for name in NORM}
+
+
+@contextmanager
+def one_thread(device: torch.device) -> Iterator[None]:
+    """Without waiting for other threads, which on a busy machine takes longer than what they would do."""
+    threads = torch.get_num_threads()
+    if device.type != "cpu" or threads == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 class SeparableConv(Weighted):
@@ -72,8 +90,8 @@ class SeparableConv(Weighted):
         return ((x.shape[0] - 1) // self.stride + 1, self.outputs), x.dtype
 
     def scratch_bytes(self, x: Tensor) -> int:
-        """The window: the rows of x that a tile depends on."""
-        return self.window * self.inputs * x.dtype.itemsize
+        """The window, which is the rows of x that a tile depends on, and a group of convolved tiles."""
+        return (self.window + GROUP * TILE) * self.inputs * x.dtype.itemsize
 
     def workspace_bytes(self, x: Tensor) -> int:
         """The convolved tile, and what of a window is moved to the front of the next."""
@@ -87,23 +105,28 @@ class SeparableConv(Weighted):
             out = torch.empty(steps, self.outputs, dtype=dtype, device=x.device)
         if scratch is None:
             scratch = torch.empty(self.scratch_bytes(x), dtype=torch.uint8, device=x.device)
-        window = scratch.view(dtype).view(self.window, self.inputs)
-        image = window.view(1, 1, self.window, self.inputs).permute(0, 3, 1, 2)  # channels last
-        for start in range(0, steps, TILE):
-            kept = self.shared if start else 0
-            if kept:
-                window[:kept] = window[-kept:].clone()
-            self._read(x, start * self.stride - self.span // 2 + kept, window[kept:])
-            convolved = F.conv2d(
-                image, self.depthwise, stride=(1, self.stride), dilation=(1, self.dilation), groups=self.inputs
-            )
-            tile = out[start : start + TILE]
-            rows = convolved.permute(0, 2, 3, 1).view(TILE, self.inputs)[: len(tile)]
-            torch.addmm(self.bias, rows, self.weight.t(), out=tile)
-            del convolved, rows  # so that the next one may lie where this one did
+        window, rows = scratch.view(dtype).view(-1, self.inputs).split([self.window, GROUP * TILE])
+        for start in range(0, steps, GROUP * TILE):
+            tile = out[start : start + GROUP * TILE]
+            with one_thread(x.device):
+                for first in range(0, len(tile), TILE):
+                    self._convolve(x, start + first, window, rows[first : first + TILE])
+            torch.addmm(self.bias, rows[: len(tile)], self.weight.t(), out=tile)
             if self.relu:
                 tile.relu_()
         return out
+
+    def _convolve(self, x: Tensor, start: int, window: Tensor, rows: Tensor) -> None:
+        """The rows of the depthwise convolution from `start` on, of which the last call made those before."""
+        kept = self.shared if start else 0
+        if kept:
+            window[:kept] = window[-kept:].clone()
+        self._read(x, start * self.stride - self.span // 2 + kept, window[kept:])
+        image = window.view(1, 1, self.window, self.inputs).permute(0, 3, 1, 2)  # channels last
+        made = F.conv2d(
+            image, self.depthwise, stride=(1, self.stride), dilation=(1, self.dilation), groups=self.inputs
+        )
+        rows.copy_(made.permute(0, 2, 3, 1).view(TILE, self.inputs))
 
     @staticmethod
     def _read(x: Tensor, first: int, window: Tensor) -> None:

@@ -63,7 +63,7 @@ def speak_digits() -> Voices:
 
 
 class Family(citrinet.Family):
-    stages = ((500, 3e-3, 2.0, 9.0), (150, 1e-3, 6.0, 20.0))
+    stages = ((1500, 3e-3, 2.0, 9.0), (300, 1e-3, 6.0, 20.0))
     pieces = 44
     blocks = (
         block(96, 5, 1), block(96, 11, 3, 2, 0.1), block(96, 13, 3, 1, 0.1), block(128, 13, 3, 2, 0.1),
