@@ -11,8 +11,8 @@ from transcribe.kernels.dequantize import UNPACK, dequantize
 from transcribe.kernels.linear import CROSSOVER, FEW_ROWS, packed_linear, scratch_bytes
 from transcribe.weights.packed import PackedTensor
 
-MANY_ROWS = FEW_ROWS * max(CROSSOVER) + 1
-"""So many that torch multiplies."""
+MANY_ROWS = FEW_ROWS * CROSSOVER[0] + 1
+"""So many that torch multiplies, except bfloat16 on AMX."""
 
 PLAIN = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -124,15 +124,32 @@ def test_bfloat16_rows_have_the_same_bits_in_any_batch_and_on_any_number_of_thre
         torch.set_num_threads(threads)
 
 
-def test_a_row_has_the_same_bits_up_to_the_crossover(compiled):
-    kind = GGMLQuantizationType.Q5_K
-    weight = PackedTensor(kind, (45, 768), plausible_blocks(kind, 45, 3))
+@pytest.mark.parametrize(("outputs", "inputs"), [(45, 768), (203, 544)])
+def test_a_row_has_the_same_bits_as_long_as_the_kernels_multiply(outputs, inputs, compiled):
+    kind = GGMLQuantizationType.Q5_1
+    weight = PackedTensor(kind, (outputs, inputs), plausible_blocks(kind, outputs, inputs // 32))
+    bias = activations(1, outputs)[0]
+    threads = torch.get_num_threads()
     for dtype in (torch.float32, torch.bfloat16):
-        x = activations(MANY_ROWS - 1, 768).to(dtype)
-        alone = torch.cat([apply(row, weight) for row in x.split(1)])
-        for rows in (17, 33, 97, MANY_ROWS - 1):
-            if linear._few(weight, dtype, rows):
-                assert torch.equal(apply(x[:rows], weight), alone[:rows])
+        x = activations(530, inputs).to(dtype)
+        alone = torch.cat([apply(row, weight, bias) for row in x[:70].split(1)])
+        for rows in (17, 32, 33, 48, 65, 530):
+            if not linear._by_kernels(weight, dtype, rows):
+                continue
+            together = apply(x[:rows], weight, bias)
+            assert torch.equal(together[:70], alone[:rows]), rows
+            assert torch.equal(apply(x[-rows:], weight, bias)[-9:], apply(x[-9:], weight, bias)), rows
+            torch.set_num_threads(3)
+            assert torch.equal(apply(x[:rows], weight, bias), together), rows
+            torch.set_num_threads(threads)
+
+
+def test_many_rows_of_bfloat16_are_right_to_float32_rounding(compiled):
+    for name, weight in weights(203, 544):
+        x, bias = activations(100, weight.shape[1]).bfloat16(), activations(1, 203)[0].bfloat16()
+        right, magnitude = exact(x, in_bfloat16(weight), bias)
+        error = (apply(x, weight, bias).double() - right).abs() - right.abs() / 256
+        assert (error < 2e-6 * magnitude).all(), name
 
 
 @pytest.mark.parametrize("inputs", [1, 15, 17, 100])
@@ -188,5 +205,5 @@ def test_few_rows_of_float32_need_no_scratch(compiled):
 def test_other_dtypes_are_left_to_torch(compiled):
     weight = PackedTensor(GGMLQuantizationType.Q8_0, (8, 64), plausible_blocks(GGMLQuantizationType.Q8_0, 8, 2))
     x = activations(2, 64)
-    assert not linear._few(weight, torch.float64, 2)
+    assert not linear._by_kernels(weight, torch.float64, 2)
     torch.testing.assert_close(apply(x.double(), weight), apply(x, weight).double(), atol=1e-5, rtol=1e-5)

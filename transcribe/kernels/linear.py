@@ -1,9 +1,9 @@
 """y = x Wᵀ + b where W stays packed.
 
 A few rows of x, as in decoding, are multiplied by the C kernels: W is expanded as it is read, sums are float32, and the
-result of a row has the same bits whatever the number of rows. Many rows, as in an encoder, share the
-cost of expanding W: a tile of its rows is expanded into scratch and multiplied by torch, so the whole weight never
-exists in expanded form. Without the kernels torch does both.
+result of a row has the same bits whatever the number of rows. On AMX they do so for any number of rows of bfloat16
+activations. Elsewhere many rows, as in an encoder, share the cost of expanding W: a tile of its rows is expanded into
+scratch and multiplied by torch, so the whole weight never exists in expanded form. Without the kernels torch does both.
 """
 
 from __future__ import annotations
@@ -40,9 +40,10 @@ Weight: TypeAlias = Tensor | Packed
 FEW_ROWS = 16
 """Up to so many rows of x the kernels read and expand W as they multiply, and steps.py strings operations together."""
 
-CROSSOVER = 3, 12
-"""How many times as many rows still favour the kernels, where torch would need W expanded: on vectors, and on tiles for
-bfloat16 activations. Measured against the tiles below; elsewhere nobody has measured, and it is once."""
+CROSSOVER = 3, 1 << 20
+"""How many times as many rows still favour the kernels, where torch would need W expanded: on x86's vectors, and for
+bfloat16 activations on AMX tiles, which means always. Measured against the tiles below; elsewhere nobody has measured,
+and it is once."""
 
 TILE_BYTES = 1 << 22
 """Expanded bytes a tile. Measured at 375 rows: float32 comes within a tenth of a product with an expanded weight.
@@ -53,23 +54,19 @@ def _tile_rows(weight: Weight, dtype: torch.dtype) -> int:
     return max(1, min(weight.shape[0], TILE_BYTES // (weight.shape[-1] * dtype.itemsize)))
 
 
-def _few(weight: Weight, dtype: torch.dtype, rows: int) -> bool:
-    if isinstance(weight, Tensor):
-        limit = FEW_ROWS if weight.dtype == dtype else FEW_ROWS * _crossover(dtype)
-        return rows <= limit and native.can_multiply(weight, None, dtype)
-    return rows <= FEW_ROWS * _crossover(dtype) and native.can_multiply(weight.data, weight.type, dtype)
-
-
-def _crossover(dtype: torch.dtype) -> int:
+def _by_kernels(weight: Weight, dtype: torch.dtype, rows: int) -> bool:
     path = chosen().path
-    if path == "amx" and dtype == torch.bfloat16:
-        return CROSSOVER[1]
-    return CROSSOVER[0] if path in ("amx", "avx512bf16", "avx512", "avx2") else 1
+    if path == "torch" or rows > FEW_ROWS and isinstance(weight, Tensor) and weight.dtype == dtype:
+        return False
+    vectors, tiles = CROSSOVER
+    times = tiles if path == "amx" and dtype == torch.bfloat16 else 1 if path in ("neon", "portable") else vectors
+    data, kind = (weight, None) if isinstance(weight, Tensor) else (weight.data, weight.type)
+    return rows <= FEW_ROWS * times and native.can_multiply(data, kind, dtype)
 
 
 def scratch_bytes(weight: Weight, dtype: torch.dtype, rows: int) -> int:
     """Bytes of scratch that `packed_linear` needs for `rows` rows of activations."""
-    if _few(weight, dtype, rows):
+    if _by_kernels(weight, dtype, rows):
         return native.prepared_bytes(dtype, rows, weight.shape[-1])
     if isinstance(weight, Tensor) and weight.dtype == dtype:
         return 0
@@ -81,7 +78,7 @@ def packed_linear(x: Tensor, weight: Weight, bias: Tensor | None, out: Tensor, s
 
     `scratch` is a uint8 tensor of at least `scratch_bytes`, allocated when None.
     """
-    if _few(weight, x.dtype, x.shape[0]):
+    if _by_kernels(weight, x.dtype, x.shape[0]):
         if isinstance(weight, Tensor):
             native.multiply(x, weight, None, bias, out, scratch)
         else:

@@ -187,6 +187,7 @@ static rows_function multiply_function(int format, int brain) {
 /* Outputs for a thread to take at a time. */
 static int64_t multiply_chunk(const struct product *p, int threads) {
     int64_t chunk = p->outputs / (threads * 4), least = (1 << 14) * p->outputs / (p->outputs * p->row_bytes + 1);
+    if (p->count > 32) return chunk < 32 ? 32 : chunk / 32 * 32;
     return ((chunk > least ? chunk : least) + 15) / 16 * 16;
 }
 
@@ -232,7 +233,8 @@ static void split(rows_function run, const void *task, int64_t rows, int64_t byt
 
 void transcribe_multiply(const struct product *p, int threads) {
     rows_function prepare = prepare_function(p->brain);
-    if (prepare) prepare(p, 0, prepare_units(p->inputs));
+    int64_t units = prepare_units(p->inputs);
+    if (prepare) split(prepare, p, units, p->count * p->inputs * 2, units / (threads * 2) + 1, threads);
     split(multiply_function(p->format, p->brain), p, p->outputs, p->outputs * p->row_bytes, multiply_chunk(p, threads), threads);
 }
 
