@@ -55,9 +55,9 @@ def _tile_rows(weight: Weight, dtype: torch.dtype) -> int:
 
 
 def _by_kernels(weight: Weight, dtype: torch.dtype, rows: int) -> bool:
-    path = chosen().path
-    if path == "torch" or rows > FEW_ROWS and isinstance(weight, Tensor) and weight.dtype == dtype:
+    if rows > FEW_ROWS and isinstance(weight, Tensor) and weight.dtype == dtype:
         return False
+    path = chosen().path
     vectors, tiles = CROSSOVER
     times = tiles if path == "amx" and dtype == torch.bfloat16 else 1 if path in ("neon", "portable") else vectors
     data, kind = (weight, None) if isinstance(weight, Tensor) else (weight.data, weight.type)

@@ -120,8 +120,8 @@ static struct strip strip_of(int64_t first, int64_t last, int64_t number, int64_
     return (struct strip){n, 1, last - n};
 }
 
-/* A stretch of W, expanded, that is to be multiplied with the tiles of x: two of them at a time, a group. It takes a step
- * for each unit of 32 inputs in each group. If there are several groups, their sums wait for the next stretch in `sums`. */
+/* A stretch of W, expanded, that is to be multiplied with many tiles of x: two of them at a time, a group. It takes a step
+ * for each unit of 32 inputs in each group. The sums of a group wait in `sums` for the next stretch. */
 struct pass {
     struct strip strip;
     const uint16_t *w;
@@ -132,7 +132,7 @@ struct pass {
     int first, last; /* stretch of the strip */
 };
 
-/* A tile of sums: 16 outputs of the strip from `part` on, of rows m, m + 1, ... of x. */
+/* A tile of sums: 16 outputs of the strip from `part` on, of rows m, m + 1, ... of x. A few columns lie without gaps. */
 static BRAIN_TARGET __attribute__((noinline)) void put_tile(const struct product *p, const float *sums, struct strip strip, int64_t part, int64_t m) {
     int64_t rows = strip.rows - part < TILE_ROWS ? strip.rows - part : TILE_ROWS, n = strip.n + part * strip.spacing;
     const int64_t columns = columns_amx(p->count);
