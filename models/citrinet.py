@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from transcribe.audio.normalized import Framing
-from transcribe.engine import Scheduler
+from transcribe.engine import Scheduler, heap
 from transcribe.engine.ctc import Emission, greedy, prefix_search
 from transcribe.errors import ModelError
 from transcribe.text.sentencepiece_model import load_sentencepiece
@@ -139,6 +139,7 @@ class Citrinet(AtOnce):
         self.network = Network(self.config, self.dtype)
         load_weights(self.network, checkpoint, self.config, self.dtype, self.device)
         self.engine = Scheduler(self.device, recycle=options.recycle)
+        heap.own_pages()
         self.variant = variant_of(self.config)
         self.language = language_of(checkpoint)
         times = ("none", "segment", "word")
