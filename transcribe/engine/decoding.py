@@ -72,7 +72,7 @@ def greedy(step: Callable[[int], Tensor], start: int, stop: frozenset[int], budg
 def most_probable(logits: Tensor) -> int:
     """The index of the largest of [vocabulary] logits. NaN or infinite logits are an error, never text."""
     _check_finite(logits)
-    return int(logits.argmax())
+    return int(logits.float().max(0).indices)  # of bfloat16, argmax takes four times as long
 
 
 class Sampler:
