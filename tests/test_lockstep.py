@@ -1,5 +1,7 @@
 """Windows decoded together: who is in, who comes next, and what happens when memory runs out."""
 
+import weakref
+
 import numpy as np
 import pytest
 import torch
@@ -80,6 +82,22 @@ def test_jobs_that_come_while_others_end_are_taken():
         if len(seen) < 3:
             waiting.append(job(len(seen), 2))
     assert seen == ["0", "1", "2"]
+
+
+def test_what_has_ended_is_gone_when_the_next_begins():
+    class Watching(Counter):
+        def __init__(self):
+            super().__init__()
+            self.alive = weakref.WeakSet()
+
+        def begin(self, samples, request):
+            assert not self.alive
+            window = super().begin(samples, request)
+            self.alive.add(window)
+            return window
+
+    ended, _ = together(Watching(), [job(0, 2), job(1, 1), job(2, 3)], width=1)
+    assert ended == ["0", "1", "2"]
 
 
 def test_one_that_fails_does_not_take_others_with_it():

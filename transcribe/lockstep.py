@@ -68,13 +68,13 @@ class Lockstep:
                     yield self._end(job, begun)
                 else:
                     ongoing.append((job, begun))
+                begun = None  # nothing but `ongoing` keeps caches: they are to be gone when the next window begins
             if not ongoing:
                 return
             if self._advance([begun for _, begun in ongoing]):
-                ended = [(job, begun) for job, begun in ongoing if begun.over]
+                done = [self._end(job, begun) for job, begun in ongoing if begun.over]
                 ongoing = [(job, begun) for job, begun in ongoing if not begun.over]
-                for job, begun in ended:
-                    yield self._end(job, begun)
+                yield from done
             elif len(ongoing) == 1:
                 (job, _), ongoing = ongoing[0], []
                 yield self._end(job, None)
