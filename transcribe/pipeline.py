@@ -42,7 +42,8 @@ class Transcriber:
     ) -> None:
         self.model, self.name, self.memory_limit, self.batch_size = model, name, memory_limit, batch_size
         if (batch_size or 1) > 1 and not model.capabilities.lockstep:
-            raise UsageError(f"{_model_name(model)} has no decoder whose steps windows could share: use a batch size of 1")
+            name = _model_name(model)
+            raise UsageError(f"{name} has no decoder whose steps windows could share: use a batch size of 1")
         self.window_seconds = _fitting_window(model, memory_limit, batch_size or 1)
 
     @cached_property
