@@ -8,6 +8,7 @@ scratch and multiplied by torch, so the whole weight never exists in expanded fo
 
 from __future__ import annotations
 
+import math
 from typing import Protocol, TypeAlias
 
 import torch
@@ -51,7 +52,9 @@ Smaller tiles lose to the overhead of each product; larger ones gain only in bfl
 
 
 def _tile_rows(weight: Weight, dtype: torch.dtype) -> int:
-    return max(1, min(weight.shape[0], TILE_BYTES // (weight.shape[-1] * dtype.itemsize)))
+    """Rows of W in a tile, as many in each where that goes: oneDNN compiles a product for every form, and keeps it."""
+    most = max(1, TILE_BYTES // (weight.shape[-1] * dtype.itemsize))
+    return math.ceil(weight.shape[0] / math.ceil(weight.shape[0] / most))
 
 
 def _by_kernels(weight: Weight, dtype: torch.dtype, rows: int) -> bool:
