@@ -6,7 +6,9 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import jiwer
 import numpy as np
 import numpy.typing as npt
 import soundfile
@@ -16,6 +18,7 @@ DATA = Path(__file__).parent / "data"
 RATE = 16000
 HELD_OUT = "held-out"  # the rendering no pocket model is trained on
 GAPS = (0.1, 0.7)  # seconds between words, unless a test asks for others
+SEED = 100_000  # of tests; no training sentence has a seed below a million
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,20 @@ class Vocabulary:
         samples *= np.float32(random.uniform(0.3, 1.2))
         samples += noise(random, len(samples), random.uniform(-80, -50))
         return Sentence(samples, words, spans)
+
+
+def sentences(
+    vocabulary: Vocabulary, count: int, shortest: float = 1.0, longest: float = 25.0, seed: int = SEED, **how: Any
+) -> list[Sentence]:
+    """Sentences of evenly spread lengths, in seconds, from seeds that follow each other."""
+    seconds = np.linspace(shortest, longest, count)
+    return [vocabulary.sentence(seed + index, length, **how) for index, length in enumerate(seconds)]
+
+
+def error_rate(model: Any, spoken: Sequence[Sentence]) -> float:
+    """The word error rate of a loaded model."""
+    heard = [model.transcribe(sentence.samples, rate=RATE).text for sentence in spoken]
+    return float(jiwer.wer([sentence.text for sentence in spoken], heard))
 
 
 def noise(random: np.random.Generator, count: int, decibels: float) -> Samples:

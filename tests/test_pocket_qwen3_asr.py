@@ -6,6 +6,7 @@ import pocket
 import pocket_layouts
 import pytest
 import torch
+from pocket import SEED, error_rate, sentences
 
 import transcribe
 from transcribe.convert import convert
@@ -13,12 +14,6 @@ from transcribe.errors import UsageError
 from transcribe.options import Request
 
 MODEL = pocket.DATA / "pocket-qwen3-asr"
-SEED = 100_000  # no training sentence has a seed below a million
-
-
-@pytest.fixture(scope="module")
-def vocabulary():
-    return pocket.read_vocabulary()
 
 
 @pytest.fixture(scope="module")
@@ -26,17 +21,8 @@ def model():
     return transcribe.load_model(MODEL, device="cpu", dtype="float32")
 
 
-def sentences(vocabulary, count, shortest=1.0, longest=25.0, seed=SEED, **how):
-    seconds = np.linspace(shortest, longest, count)
-    return [vocabulary.sentence(seed + index, length, **how) for index, length in enumerate(seconds)]
-
-
 def text_of(model, sentence, **request):
     return model.transcribe(sentence.samples, rate=pocket.RATE, **request).text
-
-
-def error_rate(model, spoken):
-    return jiwer.wer([sentence.text for sentence in spoken], [text_of(model, sentence) for sentence in spoken])
 
 
 def test_unseen_sentences_of_any_length(vocabulary, model):
