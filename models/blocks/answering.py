@@ -38,8 +38,8 @@ class Answering(Ongoing):
         if self.answer.ended:
             done = self.answer.decoding
             text, language = self.read(done.tokens)
-            stats = self.stats | {"tokens": float(len(done.tokens))}
-            self.decoded = Decoded(text, done.tokens, done.truncated, done.looped, language, stats)
+            self.stats["tokens"] = float(len(done.tokens))
+            self.decoded = Decoded(text, done.tokens, done.truncated, done.looped, language, self.stats)
 
 
 W = TypeVar("W", bound=Answering)
@@ -60,11 +60,11 @@ class Autoregressive(Generic[W]):
         """One more token of each."""
         began = time.perf_counter()
         tokens = [window.answer.token for window in ongoing if window.answer.token is not None]
-        logits = self.step(tokens, ongoing)
-        share = (time.perf_counter() - began) / len(ongoing)
-        for window, row in zip(ongoing, logits, strict=True):
-            window.stats["decode_s"] = window.stats.get("decode_s", 0.0) + share
+        for window, row in zip(ongoing, self.step(tokens, ongoing), strict=True):
             window.take(row)
+        share = (time.perf_counter() - began) / len(ongoing)
+        for window in ongoing:
+            window.stats["decode_s"] = window.stats.get("decode_s", 0.0) + share
 
     def transcribe(self, samples: Tensor, request: Request) -> Decoded:
         """One window by itself. Raises `TranscribeError` if the model fails."""
