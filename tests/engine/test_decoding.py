@@ -1,8 +1,17 @@
 import pytest
 import torch
 
-from transcribe.engine.decoding import Sampler, greedy, loop_period
+from transcribe.engine.decoding import Answer, Sampler, loop_period
 from transcribe.errors import TranscribeError
+
+
+def greedy(step, start, stop, budget):
+    """The answer that follows a start token, where `step(token)` gives the logits after a token."""
+    answer = Answer(stop, budget)
+    answer.take(step(start))
+    while not answer.ended:
+        answer.take(step(answer.token))
+    return answer.decoding
 
 
 def speaking(tokens):

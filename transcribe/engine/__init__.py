@@ -14,8 +14,8 @@
     ctc.py          from log-probabilities of frames to tokens with times: greedy, prefix search
 """
 
-from .decoding import Answer, greedy
+from .decoding import Answer
 from .kv_cache import KeyValue, KVCache, Lanes
 from .scheduler import Scheduler
 
-__all__ = ["Answer", "KVCache", "KeyValue", "Lanes", "Scheduler", "greedy"]
+__all__ = ["Answer", "KVCache", "KeyValue", "Lanes", "Scheduler"]

@@ -133,8 +133,8 @@ class Binder:
                 self._demand(argument.register)
         operation = step.operation if step.module is None else self.known[step.module]
         kwargs = dict(step.kwargs)
-        if step.scratch is not None and self.arena is not None:
-            kwargs["scratch"] = self._scratch(step)
+        if (scratch := self._scratch(step)) is not None:
+            kwargs["scratch"] = scratch
         run = self._placed(step, operation.run) if operation.places else operation.run
         self.instructions.append(self._call(step, partial(run, **kwargs)))
         if self.together and step.dst not in self.known:

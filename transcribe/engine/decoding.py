@@ -60,15 +60,6 @@ class Answer:
             self.token = token
 
 
-def greedy(step: Callable[[int], Tensor], start: int, stop: frozenset[int], budget: int) -> Decoding:
-    """The answer that follows a start token, where `step(token)` gives the logits [vocabulary] after a token."""
-    answer = Answer(stop, budget)
-    answer.take(step(start))
-    while answer.token is not None:
-        answer.take(step(answer.token))
-    return answer.decoding
-
-
 def most_probable(logits: Tensor) -> int:
     """The index of the largest of [vocabulary] logits. NaN or infinite logits are an error, never text."""
     _check_finite(logits)

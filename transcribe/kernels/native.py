@@ -102,7 +102,7 @@ def multiply(
             data.data_ptr(), x.data_ptr(), 0 if bias is None else bias.data_ptr(), out.data_ptr(),
             0 if scratch is None else scratch.data_ptr(),
             data.stride(0) * data.itemsize, out.shape[1], inputs, rows, x.stride(0), out.stride(0),
-            PLAIN[data.dtype] if kind is None else FORMATS[kind.value], brain,
+            format_of(data, kind), brain,
         ),
         torch.get_num_threads(),
     )  # fmt: skip

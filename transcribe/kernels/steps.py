@@ -131,8 +131,8 @@ def linear(
         return None
     sources = [w if isinstance(w, Tensor) else w.data for w in weights]
     kinds = [None if isinstance(w, Tensor) else w.type for w in weights]
-    known = zip(sources, kinds, strict=True)
-    if not all(native.can_multiply(w, kind, x.dtype) and w.stride(1) == 1 for w, kind in known):
+    forms = list(zip(sources, kinds, strict=True))
+    if not all(native.can_multiply(w, kind, x.dtype) and w.stride(1) == 1 for w, kind in forms):
         return None
     (rows, inputs), brain = x.shape, native.BRAIN[x.dtype]
     prepared = native.prepared_bytes(x.dtype, rows, inputs)
@@ -142,7 +142,7 @@ def linear(
     bias = bias if bias is None else bias.float()
     products = []
     start = 0
-    for source, kind in zip(sources, kinds, strict=True):
+    for source, kind in forms:
         outputs = source.shape[0]
         part = None if bias is None else bias[start : start + outputs]
         products.append((
