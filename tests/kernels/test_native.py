@@ -102,11 +102,12 @@ def in_bfloat16(weight):
 
 @pytest.mark.parametrize(("outputs", "inputs"), [(1, 32), (7, 288), (133, 512), (260, 1056)])
 def test_bfloat16_products_are_right_to_float32_rounding(outputs, inputs, compiled):
-    """Before the result itself is rounded; without instructions for bfloat16, W's values are not rounded."""
+    """Before the result itself is rounded; W's values are rounded by instructions for bfloat16 only."""
     rounds = compiled in ("amx", "avx512bf16")
+    whole = ("Q4_K", "Q5_K", "Q6_K")  # multiplied as integers (csrc/lanes.h)
     for name, weight in weights(outputs, inputs):
         x, bias = activations(6, weight.shape[1]).bfloat16(), activations(1, outputs)[0].bfloat16()
-        right, magnitude = exact(x, in_bfloat16(weight) if rounds else weight, bias)
+        right, magnitude = exact(x, in_bfloat16(weight) if rounds and name not in whole else weight, bias)
         error = (apply(x, weight, bias).double() - right).abs() - right.abs() / 256
         assert (error < 1e-6 * magnitude).all(), name
 

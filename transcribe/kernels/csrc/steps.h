@@ -18,8 +18,8 @@ struct list {
 
 static rows_function step_function(const struct step *s) {
     const struct product *p = (const void *)s->operands;
-    if (s->operation == PREPARE) return prepare_function(p->brain);
-    if (s->operation == MULTIPLY) return multiply_function(p->format, p->brain);
+    if (s->operation == PREPARE) return prepare_function(p);
+    if (s->operation == MULTIPLY) return multiply_function(p);
     return chosen->operations[s->operation - ADD];
 }
 
