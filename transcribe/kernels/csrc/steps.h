@@ -28,17 +28,26 @@ static int64_t step_chunk(const struct step *s, int threads) {
     return s->operation == PREPARE ? s->units : s->operation == MULTIPLY ? multiply_chunk(p, threads) : 1;
 }
 
+/* How many steps from s on are done as one: those of a single chunk, which go to whoever takes the first. */
+static int64_t series(const struct list *l, const struct step *s) {
+    const struct step *next = s, *end = l->steps + l->count;
+    while (next < end && s->units && step_chunk(next, l->threads) >= next->units) next++;
+    return next > s ? next - s : 1;
+}
+
 /* Steps in order: whoever is free takes a chunk, and goes on when all chunks are done. So a thread that comes late, or is
  * kept from running between chunks, holds up nobody. One that waits long lets others run: they may be whom it waits for. */
 static void take_steps(void *shared) {
     enum { PATIENCE = 2000 };
     const struct list *l = shared;
-    for (struct step *s = l->steps; s < l->steps + l->count; s++) {
-        rows_function run = step_function(s);
+    int64_t count;
+    for (struct step *s = l->steps; s < l->steps + l->count; s += count) {
         int64_t chunk = step_chunk(s, l->threads), first;
+        count = series(l, s);
         while ((first = __atomic_fetch_add(&s->next, chunk, __ATOMIC_RELAXED)) < s->units) {
             int64_t last = first + chunk < s->units ? first + chunk : s->units;
-            run(s->operands, first, last);
+            step_function(s)(s->operands, first, last);
+            for (struct step *o = s + 1; o < s + count; o++) step_function(o)(o->operands, 0, o->units);
             __atomic_fetch_add(&s->done, last - first, __ATOMIC_RELEASE);
         }
         for (int spins = 0; __atomic_load_n(&s->done, __ATOMIC_ACQUIRE) < s->units; spins++)
