@@ -2,8 +2,9 @@
 
 A few rows of x, as in decoding, are multiplied by the C kernels: W is expanded as it is read, sums are float32, and the
 result of a row has the same bits whatever the number of rows up to `FEW_ROWS`. On AMX they do so for any number of rows
-of bfloat16 activations. Elsewhere many rows, as in an encoder, share the cost of expanding W: a tile of its rows is expanded into
-scratch and multiplied by torch, so the whole weight never exists in expanded form. Without the kernels torch does both.
+of bfloat16 activations. Elsewhere many rows, as in an encoder, share the cost of expanding W: a tile of its rows is
+expanded into scratch and multiplied by torch, so the whole weight never exists in expanded form. Without the kernels
+torch does both.
 """
 
 from __future__ import annotations

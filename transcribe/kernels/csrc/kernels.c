@@ -234,10 +234,11 @@ static void take_chunks(void *shared) {
     }
 }
 
-/* Rows in chunks for whoever is free: a thread that is kept from running holds up one chunk, not its share. What takes
- * less time than waking a thread (in bytes moved) is done by the caller alone. */
+/* Bytes that one thread moves before another would be awake. */
+enum { ALONE = 1 << 16 };
+
+/* Rows in chunks for whoever is free: a thread that is kept from running holds up one chunk, not its share. */
 static void split(rows_function run, const void *task, int64_t rows, int64_t bytes, int64_t chunk, int threads) {
-    enum { ALONE = 1 << 16 };
     if (threads < 2 || bytes < ALONE || !team) {
         run(task, 0, rows);
         return;
@@ -249,10 +250,10 @@ static void split(rows_function run, const void *task, int64_t rows, int64_t byt
 #include "steps.h"
 
 void transcribe_multiply(const struct product *p, int threads) {
-    rows_function prepare = prepare_function(p);
-    int64_t units = prepare_units(p->inputs);
-    if (prepare) split(prepare, p, units, p->count * p->inputs * 2, units / (threads * 2) + 1, threads);
-    split(multiply_function(p), p, p->outputs, p->outputs * p->row_bytes, multiply_chunk(p, threads), threads);
+    struct step steps[2] = {{.operation = PREPARE}, {.operation = MULTIPLY, .units = p->outputs}};
+    int64_t count = prepare_function(p) ? 2 : 1;
+    for (int i = 0; i < 2; i++) memcpy(steps[i].operands, p, sizeof(*p));
+    transcribe_run(steps + 2 - count, count, p->outputs * p->row_bytes < ALONE ? 1 : threads);
 }
 
 void transcribe_expand(const uint8_t *weight, void *out, int64_t row_bytes, int64_t rows, int64_t inputs,

@@ -25,7 +25,8 @@ static rows_function step_function(const struct step *s) {
 
 static int64_t step_chunk(const struct step *s, int threads) {
     const struct product *p = (const void *)s->operands;
-    return s->operation == PREPARE ? s->units : s->operation == MULTIPLY ? multiply_chunk(p, threads) : 1;
+    if (s->operation == PREPARE) return p->count * p->inputs * 2 < ALONE ? s->units : s->units / (threads * 2) + 1;
+    return s->operation == MULTIPLY ? multiply_chunk(p, threads) : 1;
 }
 
 /* How many steps from s on are done as one: those of a single chunk, which go to whoever takes the first. */
