@@ -23,10 +23,14 @@ class Fake:
         for number, source in enumerate(sources):
             name = os.path.basename(source) if isinstance(source, str) else "stdin"
             self.asked.append(name)
-            fault = self.faults.get(name)
-            yield number, fault if isinstance(fault, Exception) else self.transcript(name, fault)
+            try:
+                yield number, self.transcript(name, self.faults.get(name))
+            except Exception as error:
+                yield number, error
 
     def transcript(self, name, fault):
+        if isinstance(fault, Exception):
+            raise fault
         text = f"words of {name}"
         result = Transcript(text, "en", 2.0, [Segment(0, 0.0, 2.0, text)], stats={"tokens": 3})
         if fault == "partial":

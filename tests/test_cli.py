@@ -34,13 +34,15 @@ class Transcriber:
             raise UsageError("--task translate: this model only transcribes")
         self.checked = request
 
-    def transcribe(self, audio, progress=None, **request):
-        assert Request(**request) == self.checked
-        self.loaded.append(self.checked)
-        if not isinstance(audio, str):
-            audio = audio.read().decode()
+    def transcribe_all(self, sources, request, progress=None):
+        assert request == self.checked
+        for number, audio in enumerate(sources):
+            self.loaded.append(request)
+            yield number, self.one(audio if isinstance(audio, str) else audio.read().decode())
+
+    def one(self, audio):
         if "bad" in audio:
-            raise AudioError(f"{audio}: no audio stream")
+            return AudioError(f"{audio}: no audio stream")
         text = f"words of {os.path.basename(audio)}"
         return Transcript(text, "en", 2.0, [Segment(0, 0.0, 2.0, text)], truncated="partial" in audio)
 
@@ -245,15 +247,16 @@ class Transcriber:
     model = types.SimpleNamespace(notes=[])
     load = classmethod(lambda cls, path, options: cls())
     def check(self, request): pass
-    def transcribe(self, audio, progress=None, **request):
-        if "slow" in audio:
-            try:
-                print("working", file=sys.stderr, flush=True)
-                time.sleep(30)
-            finally:
-                if "stubborn" in audio:
+    def transcribe_all(self, sources, request, progress=None):
+        for number, audio in enumerate(sources):
+            if "slow" in audio:
+                try:
+                    print("working", file=sys.stderr, flush=True)
                     time.sleep(30)
-        return Transcript("Høns på æg " * 20_000 if "long" in audio else "Høns", "da", 1.0)
+                finally:
+                    if "stubborn" in audio:
+                        time.sleep(30)
+            yield number, Transcript("Høns på æg " * 20_000 if "long" in audio else "Høns", "da", 1.0)
 
 sys.modules["transcribe.pipeline"] = pipeline = types.ModuleType("transcribe.pipeline")
 pipeline.Transcriber = Transcriber
