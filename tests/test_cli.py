@@ -165,6 +165,14 @@ def test_every_option_reaches_where_it_belongs_in_both_spellings(fake):
     assert os.listdir("out_1") == ["a.srt"]
 
 
+def test_several_recordings_are_decoded_together_as_memory_allows_and_one_is_not(fake):
+    both = ["a.wav", "b.wav"]
+    for arguments, together in ((["a.wav"], 1), (both, None), ([*both, "--batch-size", "2"], 2)):
+        fake.loaded.clear()
+        assert run(*arguments) == 0
+        assert fake.loaded[0][1].batch_size == together
+
+
 @pytest.mark.parametrize(
     ("text", "size"),
     [("500M", 500 * 2**20), ("2g", 2**31), ("1GiB", 2**30), ("64 kB", 2**16), ("4096", 4096)],

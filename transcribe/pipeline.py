@@ -203,10 +203,11 @@ class _Run:
         return self.again.popleft() if self.again else next(parts, None)
 
     def _parts(self, events: Iterator[Event]) -> Iterator[Part | None]:
-        """The windows of all recordings, in order; None after each recording, whose result may be there now."""
+        """The windows of all recordings, in order; None where one is over with none of its windows under way."""
         for number, of_one in groupby(events, lambda event: event[0]):
             yield from self._parts_of(number, of_one)
-            yield None
+            if self.open[number].over:
+                yield None
 
     def _parts_of(self, number: int, events: Iterator[Event]) -> Iterator[Part]:
         progress = partial(self.progress, number) if self.progress else None
