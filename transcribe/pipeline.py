@@ -59,7 +59,7 @@ class Transcriber:
         if not self.model.capabilities.lockstep:
             return 1
         limit = self.memory_limit or psutil.virtual_memory().available // 4
-        fits = [n for n in (2, 4, 8) if self.model.peak_bytes(self.window_seconds, n) <= limit]
+        fits = [n for n in (2, 4, 8, 16) if self.model.peak_bytes(self.window_seconds, n) <= limit]
         return max(fits, default=1)
 
     @classmethod
