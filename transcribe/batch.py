@@ -147,8 +147,10 @@ class _Run:
         if self.plan.to_stdout:
             self.console.output(self._for_stdout(item, transcript))
             return
-        place = f"{self.outcomes.total() + 1}/{len(self.plan.items)} " if self.plan.several else ""
-        length = f"{transcript.duration:.1f} s of audio in {transcript.stats.get('wall_seconds', 0.0):.1f} s"
+        length = f"{transcript.duration:.1f} s of audio"
+        place = f"{self.outcomes.total() + 1}/{len(self.plan.items)} "
+        if not self.plan.several:
+            place, length = "", f"{length} in {transcript.stats.get('wall_seconds', 0.0):.1f} s"
         self.console.inform(f"{place}{item.source} -> {_outputs(item)} ({length})")
 
     def _report(self, error: Exception, item: Item) -> None:

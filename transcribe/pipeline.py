@@ -49,7 +49,6 @@ class Transcriber:
             name = _model_name(model)
             raise UsageError(f"{name} has no decoder whose steps windows could share: use a batch size of 1")
         self.window_seconds = _fitting_window(model, memory_limit, batch_size or 1)
-        self._peaks: dict[tuple[float, int], int] = {}
 
     @cached_property
     def together(self) -> int:
@@ -152,13 +151,6 @@ class Transcriber:
         finally:
             events.close()
 
-    def peak_bytes(self, seconds: float, together: int) -> int:
-        """The model's, for windows whose length is rounded up to a quarter of a second; each is worked out once."""
-        key = min(math.ceil(seconds * 4) / 4, self.window_seconds), together
-        if key not in self._peaks:
-            self._peaks[key] = self.model.peak_bytes(*key) if together else 0
-        return self._peaks[key]
-
 
 Event = tuple[int, "AudioStream | Samples | Exception"]
 
@@ -184,6 +176,10 @@ class _Run:
         """Halves of windows that failed for their length."""
         self.open: dict[int, Recording] = {}
         """Recordings with windows to be read or under way."""
+        self.largest = 0.0, 0
+        """The longest window of those that are over, in seconds, and the most that were under way together,"""
+        self.peak_bytes = 0
+        """and what such windows take at their peak."""
 
     def results(self, events: Iterator[Event]) -> Iterator[Result]:
         """The number of each recording and what came of it, as they end."""
@@ -241,8 +237,17 @@ class _Run:
         except Exception as error:
             return error
         stats = transcript.stats
-        stats["peak_bytes"] = self.owner.peak_bytes(stats["longest_window"], stats["together"])
+        stats["peak_bytes"] = self._peak(stats["longest_window"], stats["together"])
         return transcript
+
+    def _peak(self, longest: float, together: int) -> int:
+        """Predicted for the run so far; worked out only where it grows, and by lengths in quarters of a second."""
+        longest = min(math.ceil(longest * 4) / 4, self.owner.window_seconds)
+        largest = max(longest, self.largest[0]), max(together, self.largest[1])
+        if largest != self.largest and largest[1]:
+            self.peak_bytes = self.owner.model.peak_bytes(*largest)
+        self.largest = largest
+        return self.peak_bytes
 
 
 def _model_name(model: Model) -> str:
