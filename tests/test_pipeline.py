@@ -294,7 +294,7 @@ def test_as_many_windows_are_decoded_together_as_the_limit_allows():
     assert Transcriber(model).together == 1
     assert Transcriber(model, batch_size=3).together == 3
     assert Transcriber(model, memory_limit=45 * 10**6, batch_size=None).together == 4
-    assert Transcriber(model, memory_limit=10**9, batch_size=None).together == 8
+    assert Transcriber(model, memory_limit=10**9, batch_size=None).together == 16
     assert Transcriber(model, memory_limit=35 * 10**6, batch_size=4).window_seconds == pytest.approx(8.7, abs=0.1)
     with pytest.raises(UsageError, match=r"fake small needs 19 MiB for 4 windows of 5 s"):
         Transcriber(model, memory_limit=10**7, batch_size=4)
