@@ -19,11 +19,17 @@ class Fake:
         self.faults = faults or {}
         self.asked = []
 
-    def transcribe(self, audio, progress=None, **request):
-        name = os.path.basename(audio) if isinstance(audio, str) else "stdin"
-        self.asked.append(name)
-        fault = self.faults.get(name)
-        if isinstance(fault, BaseException):
+    def transcribe_all(self, sources, request, progress=None):
+        for number, source in enumerate(sources):
+            name = os.path.basename(source) if isinstance(source, str) else "stdin"
+            self.asked.append(name)
+            try:
+                yield number, self.transcript(name, self.faults.get(name))
+            except Exception as error:
+                yield number, error
+
+    def transcript(self, name, fault):
+        if isinstance(fault, Exception):
             raise fault
         text = f"words of {name}"
         result = Transcript(text, "en", 2.0, [Segment(0, 0.0, 2.0, text)], stats={"tokens": 3})

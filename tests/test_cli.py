@@ -34,13 +34,15 @@ class Transcriber:
             raise UsageError("--task translate: this model only transcribes")
         self.checked = request
 
-    def transcribe(self, audio, progress=None, **request):
-        assert Request(**request) == self.checked
-        self.loaded.append(self.checked)
-        if not isinstance(audio, str):
-            audio = audio.read().decode()
+    def transcribe_all(self, sources, request, progress=None):
+        assert request == self.checked
+        for number, audio in enumerate(sources):
+            self.loaded.append(request)
+            yield number, self.one(audio if isinstance(audio, str) else audio.read().decode())
+
+    def one(self, audio):
         if "bad" in audio:
-            raise AudioError(f"{audio}: no audio stream")
+            return AudioError(f"{audio}: no audio stream")
         text = f"words of {os.path.basename(audio)}"
         return Transcript(text, "en", 2.0, [Segment(0, 0.0, 2.0, text)], truncated="partial" in audio)
 
@@ -163,6 +165,14 @@ def test_every_option_reaches_where_it_belongs_in_both_spellings(fake):
     assert os.listdir("out_1") == ["a.srt"]
 
 
+def test_several_recordings_are_decoded_together_as_memory_allows_and_one_is_not(fake):
+    both = ["a.wav", "b.wav"]
+    for arguments, together in ((["a.wav"], 1), (both, None), ([*both, "--batch-size", "2"], 2)):
+        fake.loaded.clear()
+        assert run(*arguments) == 0
+        assert fake.loaded[0][1].batch_size == together
+
+
 @pytest.mark.parametrize(
     ("text", "size"),
     [("500M", 500 * 2**20), ("2g", 2**31), ("1GiB", 2**30), ("64 kB", 2**16), ("4096", 4096)],
@@ -245,15 +255,16 @@ class Transcriber:
     model = types.SimpleNamespace(notes=[])
     load = classmethod(lambda cls, path, options: cls())
     def check(self, request): pass
-    def transcribe(self, audio, progress=None, **request):
-        if "slow" in audio:
-            try:
-                print("working", file=sys.stderr, flush=True)
-                time.sleep(30)
-            finally:
-                if "stubborn" in audio:
+    def transcribe_all(self, sources, request, progress=None):
+        for number, audio in enumerate(sources):
+            if "slow" in audio:
+                try:
+                    print("working", file=sys.stderr, flush=True)
                     time.sleep(30)
-        return Transcript("Høns på æg " * 20_000 if "long" in audio else "Høns", "da", 1.0)
+                finally:
+                    if "stubborn" in audio:
+                        time.sleep(30)
+            yield number, Transcript("Høns på æg " * 20_000 if "long" in audio else "Høns", "da", 1.0)
 
 sys.modules["transcribe.pipeline"] = pipeline = types.ModuleType("transcribe.pipeline")
 pipeline.Transcriber = Transcriber

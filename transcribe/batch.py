@@ -11,27 +11,39 @@ import sys
 import time
 import traceback
 from collections import Counter
-from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, BinaryIO, Protocol
 
 from . import writers
 from .console import Console, Interrupts, explain, printable
 from .errors import TranscribeError
+from .progress import Meter
 from .worklist import STDIN, Item, Plan
 
 if TYPE_CHECKING:
     from .options import Request
-    from .pipeline import Transcriber
+    from .pipeline import Progresses, Result
     from .transcript import Transcript
 
 OK, FAILED, NOTHING_TO_DO = 0, 1, 4
 
 
+class Engine(Protocol):
+    """What transcribes: a `Transcriber`, or several elsewhere."""
+
+    def transcribe_all(
+        self, sources: Iterable[str | Path | BinaryIO], request: Request, progress: Progresses | None = None
+    ) -> Generator[Result]:
+        """As `Transcriber.transcribe_all`."""
+        ...
+
+
 def run(
     plan: Plan,
-    transcriber: Transcriber | None,
+    engine: Engine | None,
     request: Request,
     console: Console,
     stats_file: str | os.PathLike[str] | None = None,
@@ -39,53 +51,78 @@ def run(
 ) -> int:
     """Transcribe every item of `plan` and return the exit code.
 
-    `transcriber` may be None where `plan.needs_model` is false. Failures are lines on stderr, with a
-    traceback where `debug`. `stats_file` gets one JSON line a transcript. An interrupt ends the run after
-    the summary, with 130, or 143 for SIGTERM. Raises `OutputError`, or `OSError` for `stats_file`.
+    `engine` may be None where `plan.needs_model` is false. Files are written as their recordings end; lines on stdout
+    keep the order of `plan`. Failures are lines on stderr, with a traceback where `debug`. `stats_file` gets one JSON
+    line a transcript. An interrupt ends the run after the summary, with 130, or 143 for SIGTERM. Raises `OutputError`,
+    or `OSError` for `stats_file`.
     """
-    return _Run(plan, transcriber, request, console, debug).all(stats_file)
+    return _Run(plan, engine, request, console, debug, stats_file).all()
 
 
 @dataclass
 class _Run:
     plan: Plan
-    transcriber: Transcriber | None
+    engine: Engine | None
     request: Request
     console: Console
     debug: bool
+    stats_file: str | os.PathLike[str] | None
     outcomes: Counter[str] = field(default_factory=Counter)
-    stats: list[dict[str, Any]] = field(default_factory=list)
+    stats: list[str] = field(default_factory=list)
     audio_seconds: float = 0.0
 
-    def all(self, stats_file: str | os.PathLike[str] | None) -> int:
+    def all(self) -> int:
         began = time.monotonic()
         for note in self.plan.notes:
             self.console.inform(note)
         for item in self.plan.skipped:
             self.console.inform(f"{item.source}: skipped, {_outputs(item)} is newer (--overwrite redoes it)")
         with Interrupts() as interrupts:
-            try:
-                for number, item in enumerate(self.plan.items, 1):
-                    self.outcomes[self._one(item, number)] += 1
-                    if interrupts.signal:  # something below held it back
-                        break
-            except KeyboardInterrupt:
-                pass
+            with suppress(KeyboardInterrupt):
+                self._transcribe(interrupts)
             if self.plan.several or interrupts.signal:
                 self._summarise(time.monotonic() - began)
-            if stats_file is not None:
-                lines = "".join(writers.json_line(record) for record in self.stats)
-                write_atomically(Path(stats_file), _encode(lines))
+            if self.stats_file is not None:
+                write_atomically(Path(self.stats_file), _encode("".join(self.stats)))
         if interrupts.signal:
             return 128 + interrupts.signal
         return FAILED if self.outcomes["failed"] or self.outcomes["partial"] else OK
 
-    def _one(self, item: Item, number: int) -> str:
-        """Transcribe one item and put it where it belongs; returns its outcome."""
-        place = f"{number}/{len(self.plan.items)} {item.source}" if self.plan.several else item.source
-        began = time.monotonic()
+    def _transcribe(self, interrupts: Interrupts) -> None:
+        items = self.plan.items
+        with self.console.progress() as show, closing(self._results(Meter(items, show))) as results:
+            for number, outcome in _in_order(results) if self.plan.to_stdout else results:
+                self.outcomes[self._ended(items[number], outcome)] += 1
+                if interrupts.signal:  # something below held it back
+                    return
+
+    def _results(self, meter: Meter) -> Generator[Result]:
+        """The number of each item and what came of it: first those that cannot be read, then as they end."""
+        readable = []
+        for number, item in enumerate(self.plan.items):
+            if item.problem is None:
+                readable.append(number)
+            else:
+                yield number, TranscribeError(f"{item.source}: {item.problem}")
+        if not readable or self.engine is None:
+            return
+        sources = (_source(self.plan.items[number]) for number in readable)
+
+        def progress(at: int, seconds: float, declared: float | None) -> None:
+            meter.reached(readable[at], seconds, declared)
+
+        with closing(self.engine.transcribe_all(sources, self.request, progress)) as results:
+            for at, outcome in results:
+                meter.ended(readable[at])
+                yield readable[at], outcome
+
+    def _ended(self, item: Item, outcome: Transcript | Exception) -> str:
+        """Put what came of an item where it belongs; returns its outcome in a word."""
+        if isinstance(outcome, Exception):
+            self._report(outcome, item)
+            return "failed"
+        transcript = outcome
         try:
-            transcript = self._transcribe(item, place)
             for format_, target in item.targets.items():
                 # A partial result is dated as its recording, so that the next run does it again.
                 dated = item.source if transcript.truncated and item.source != STDIN else None
@@ -93,14 +130,10 @@ class _Run:
         except Exception as error:
             self._report(error, item)
             return "failed"
-        if self.plan.to_stdout:
-            self.console.output(self._for_stdout(item, transcript))
-        else:
-            took = time.monotonic() - began
-            length = f"{transcript.duration:.1f} s of audio in {took:.1f} s"
-            self.console.inform(f"{place} -> {_outputs(item)} ({length})")
+        self._announce(item, transcript)
         self.audio_seconds += transcript.duration
-        self.stats.append({"path": item.source, **transcript.stats})
+        if self.stats_file is not None:
+            self.stats.append(writers.json_line({"path": item.source, **transcript.stats}))
         for warning in transcript.warnings:
             self.console.inform(f"{item.source}: {warning}")
         if not transcript.truncated:
@@ -109,12 +142,16 @@ class _Run:
         self.console.error(f"{item.source}: partial: {covered} are transcribed")
         return "partial"
 
-    def _transcribe(self, item: Item, place: str) -> Transcript:
-        if item.problem is not None or self.transcriber is None:
-            raise TranscribeError(f"{item.source}: {item.problem}")
-        audio = sys.stdin.buffer if item.source == STDIN else item.source
-        with self.console.progress(place) as progress:
-            return self.transcriber.transcribe(audio, progress=progress, **asdict(self.request))
+    def _announce(self, item: Item, transcript: Transcript) -> None:
+        """The transcript on stdout, or a line that says where it went."""
+        if self.plan.to_stdout:
+            self.console.output(self._for_stdout(item, transcript))
+            return
+        length = f"{transcript.duration:.1f} s of audio"
+        place = f"{self.outcomes.total() + 1}/{len(self.plan.items)} "
+        if not self.plan.several:
+            place, length = "", f"{length} in {transcript.stats.get('wall_seconds', 0.0):.1f} s"
+        self.console.inform(f"{place}{item.source} -> {_outputs(item)} ({length})")
 
     def _report(self, error: Exception, item: Item) -> None:
         if self.debug:
@@ -136,6 +173,17 @@ class _Run:
         order = ("done", "partial", "failed", "skipped", "not done")
         words = ", ".join(f"{counts[outcome]} {outcome}" for outcome in order if counts.get(outcome))
         self.console.inform(f"{words}; {self.audio_seconds:.0f} s of audio in {took:.1f} s")
+
+
+def _in_order(results: Iterable[Result]) -> Iterator[Result]:
+    """Results by their numbers from 0: what ends early waits for those before it."""
+    waiting: dict[int, Transcript | Exception] = {}
+    at = 0
+    for number, outcome in results:
+        waiting[number] = outcome
+        while at in waiting:
+            yield at, waiting.pop(at)
+            at += 1
 
 
 def write_atomically(target: Path, data: bytes, dated_as: str | None = None) -> None:
@@ -160,6 +208,10 @@ def write_atomically(target: Path, data: bytes, dated_as: str | None = None) -> 
         if isinstance(error, OSError):
             raise OSError(error.errno, f"cannot write: {error.strerror or error}", str(target)) from error
         raise
+
+
+def _source(item: Item) -> str | BinaryIO:
+    return sys.stdin.buffer if item.source == STDIN else item.source
 
 
 def _outputs(item: Item) -> str:

@@ -118,8 +118,12 @@ def transcribe(
     seed: Annotated[int | None, typer.Option("--seed", help="With a temperature: repeats what is drawn.")] = None,
     max_tokens: Annotated[int | None, typer.Option("--max-tokens", min=1, help="Limit for one window.")] = None,
     batch_size: Annotated[
-        str, typer.Option("--batch-size", metavar="N|auto", help="Windows decoded together; auto: as memory allows.")
-    ] = "1",
+        str | None,
+        typer.Option(
+            "--batch-size", metavar="N|auto",
+            help="Windows decoded together; auto: as memory allows.  [default: auto for several recordings, 1 for one]",
+        ),
+    ] = None,
     recursive: Annotated[bool, typer.Option("--recursive", help="Folders with their subfolders.")] = False,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Also do again what has outputs newer than the recording.")
@@ -166,8 +170,7 @@ def transcribe(
     limit = parse_size(memory_limit) if memory_limit is not None else None
     formats = writers.formats(output_format, timestamps)
     request = Request(language, task, prompt, timestamps, beam_size, temperature, max_tokens, top_p, seed)
-    together = parse_batch_size(batch_size)
-    options = LoadOptions(device, dtype, threads, not no_mmap, not no_alias, not no_recycle, limit, together)
+    together = parse_batch_size(batch_size) if batch_size is not None else 1
 
     console = Console(quiet)
     plan = worklist.plan(inputs, formats, output_dir, recursive, overwrite)
@@ -177,6 +180,9 @@ def transcribe(
         return batch.NOTHING_TO_DO
     if stats is not None:
         worklist.check_writable(Path(stats).parent)
+    if batch_size is None and len(plan.items) > 1:
+        together = None
+    options = LoadOptions(device, dtype, threads, not no_mmap, not no_alias, not no_recycle, limit, together)
     transcriber = _load(model, options, request, console, verbose) if plan.needs_model else None
     return batch.run(plan, transcriber, request, console, stats, debug)
 
