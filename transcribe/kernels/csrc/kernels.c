@@ -184,10 +184,14 @@ static rows_function multiply_function(int format, int brain) {
     return (brain ? chosen->brain : chosen->wide)[format].multiply;
 }
 
-/* Outputs for a thread to take at a time. */
+/* Outputs for a thread to take at a time. For many rows of x these are strips of 32: four of them and more share what is
+ * read of x. */
 static int64_t multiply_chunk(const struct product *p, int threads) {
     int64_t chunk = p->outputs / (threads * 4), least = (1 << 14) * p->outputs / (p->outputs * p->row_bytes + 1);
-    if (p->count > 32) return chunk < 32 ? 32 : chunk / 32 * 32;
+    if (p->count > 32) {
+        int64_t chunks = threads * (p->outputs < threads * 4 * 128 ? 2 : 4);
+        return ((p->outputs + chunks - 1) / chunks + 31) / 32 * 32;
+    }
     return ((chunk > least ? chunk : least) + 15) / 16 * 16;
 }
 
