@@ -139,7 +139,7 @@ def keep_manifest(plan: Plan, tell: Callable[[str], None]) -> Iterator[Manifest 
 
 def _complete(folder: Path) -> set[str]:
     """The paths whose last record, in any manifest of `folder`, says that they are complete."""
-    complete = set()
+    complete: set[str] = set()
     for name in filter(is_manifest, os.listdir(folder)):
         last = {}
         with suppress(OSError), open(folder / name, "rb") as lines:
