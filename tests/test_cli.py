@@ -4,11 +4,11 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 from types import ModuleType, SimpleNamespace
 
 import pytest
+import standin
 
 from transcribe import cli
 from transcribe.errors import AudioError, ModelError, UsageError
@@ -258,42 +258,12 @@ def test_help_says_what_there_is(capsys):
 
 # In a process of its own, where exit codes, signals and imports are real.
 
-SCRIPT = """
-import sys, time, types
-from transcribe.transcript import Transcript
-
-class Transcriber:
-    model = types.SimpleNamespace(notes=[])
-    load = classmethod(lambda cls, path, options: cls())
-    def check(self, request): pass
-    def transcribe_all(self, sources, request, progress=None):
-        for number, audio in enumerate(sources):
-            if "slow" in audio:
-                try:
-                    print("working", file=sys.stderr, flush=True)
-                    time.sleep(30)
-                finally:
-                    if "stubborn" in audio:
-                        time.sleep(30)
-            yield number, Transcript("Høns på æg " * 20_000 if "long" in audio else "Høns", "da", 1.0)
-
-sys.modules["transcribe.pipeline"] = pipeline = types.ModuleType("transcribe.pipeline")
-pipeline.Transcriber = Transcriber
-sys.modules["transcribe.weights"] = weights = types.ModuleType("transcribe.weights")
-weights.open_checkpoint = lambda path: types.SimpleNamespace(architecture="moonshine")
-from transcribe.cli import main
-sys.exit(main(["--model", ".", *sys.argv[1:]]))
-"""
-
 
 def start(folder, *arguments, **environment) -> subprocess.Popen:
     for name in arguments:
         if name.endswith(".wav"):
-            (folder / name).write_bytes(b"x")
-    return subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(SCRIPT), *arguments],
-        cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, **environment},
-    )  # fmt: skip
+            (folder / name).write_text("Høns på æg " * 20_000 if "long" in name else "Høns", encoding="utf-8")
+    return standin.start(folder, *arguments, **environment)
 
 
 def wait_until_it_works(process: subprocess.Popen) -> None:
