@@ -209,11 +209,11 @@ def name_outputs(items: list[Item], output_dir: Path, formats: tuple[str, ...]) 
         clashing = [index for index, key in enumerate(keys) if count[key] > 1]
         if not clashing:
             break
-        for index in clashing:
-            if level[index] < 3 or count[keys[index]] > 1:
+        for index in sorted(clashing, key=level.__getitem__):
+            if level[index] < 3 or count[keys[index]] > 1:  # of those that have tried all, the last keeps its name
+                count[keys[index]] -= 1
                 level[index] += 1
                 names[index] = name_at(level[index], items[index])
-                count[keys[index]] -= level[index] > 3  # the last of those that meet keeps its name
 
     sources = {item.real for item in items if os.path.splitext(item.real)[1][1:] in formats}  # no others are met
     for item, name in zip(items, names, strict=True):
