@@ -89,6 +89,14 @@ def parse_batch_size(text: str) -> int | None:
     return int(text)
 
 
+def parse_shard(text: str) -> tuple[int, int]:
+    """(2, 4) from "2/4": the second of four parts. Raises `UsageError` for others."""
+    match = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", text.strip())
+    if match is None or not 1 <= int(match[1]) <= int(match[2]):
+        raise UsageError(f"--shard {text!r}: write I/N, from 1/N to N/N: 2/4 is the second of four parts")
+    return int(match[1]), int(match[2])
+
+
 @app.command(hidden=True, cls=UnnamedCommand)
 def transcribe(
     inputs: Annotated[list[str], typer.Argument(metavar="AUDIO|DIR|-", help="Recordings, folders, - for stdin.")],
@@ -128,6 +136,10 @@ def transcribe(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Also do again what has outputs newer than the recording.")
     ] = False,
+    shard: Annotated[
+        str | None,
+        typer.Option("--shard", metavar="I/N", help="Do the I-th of N parts, for N runs into one output folder."),
+    ] = None,
     device: Annotated[Device, typer.Option("--device", help="Where to compute.")] = "auto",
     dtype: Annotated[DType, typer.Option("--dtype", help="What to compute in.")] = "auto",
     threads: Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads.")] = None,
@@ -173,11 +185,12 @@ def transcribe(
     together = parse_batch_size(batch_size) if batch_size is not None else 1
 
     console = Console(quiet)
-    plan = worklist.plan(inputs, formats, output_dir, recursive, overwrite)
+    part = parse_shard(shard) if shard is not None else None
+    plan = worklist.plan(inputs, formats, output_dir, recursive, overwrite, part)
     if not plan.items and not plan.skipped:
         for note in plan.notes:
-            console.error(note)
-        return batch.NOTHING_TO_DO
+            (console.inform if plan.found else console.error)(note)
+        return batch.OK if plan.found else batch.NOTHING_TO_DO  # a job array may be longer than the list
     if stats is not None:
         worklist.check_writable(Path(stats).parent)
     if batch_size is None and len(plan.items) > 1:
