@@ -120,17 +120,8 @@ def address():
 
 
 @pytest.fixture
-def connected(address):
-    """Makes a `Cluster` of the model, closed at the end."""
-    made = []
-
-    def connect(model=MODEL):
-        made.append(cluster.Cluster(address, model, LoadOptions(dtype="float32")))
-        return made[-1]
-
-    yield connect
-    for each in made:
-        each.close()
+def engine(address):
+    return cluster.Cluster(address, MODEL, LoadOptions(dtype="float32"))
 
 
 @pytest.fixture(scope="module")
@@ -173,10 +164,9 @@ def test_every_file_is_done_once_though_a_worker_is_killed(address, folder, tmp_
 
 
 @pytest.mark.cluster
-def test_what_goes_wrong_with_a_file_comes_back_with_its_index(connected, folder, tmp_path):
+def test_what_goes_wrong_with_a_file_comes_back_with_its_index(engine, folder, tmp_path):
     (tmp_path / "bad.wav").write_bytes(b"no sound")
     sources = [folder / "000.wav", tmp_path / "bad.wav", tmp_path / "elsewhere.wav"]
-    engine = connected()
     assert engine.check(Request()) == Request()
     assert any("gate+up" in note for note in engine.notes)
     outcomes = dict(engine.transcribe_all(sources, Request()))
@@ -188,7 +178,7 @@ def test_what_goes_wrong_with_a_file_comes_back_with_its_index(connected, folder
 
 
 @pytest.mark.cluster
-def test_a_file_that_kills_its_workers_fails_alone(connected, folder, monkeypatch):
+def test_a_file_that_kills_its_workers_fails_alone(address, folder, monkeypatch):
     class Crashing(cluster.Actor):
         def transcribe(self, group, request):
             if any(path.endswith("003.wav") for path in group.values()):
@@ -197,7 +187,8 @@ def test_a_file_that_kills_its_workers_fails_alone(connected, folder, monkeypatc
 
     monkeypatch.setattr(cluster, "Actor", Crashing)
     sources = sorted(folder.iterdir())[:30]
-    results = list(connected().transcribe_all(sources, Request()))
+    engine = cluster.Cluster(address, MODEL, LoadOptions(dtype="float32"))
+    results = list(engine.transcribe_all(sources, Request()))
     assert sorted(index for index, _ in results) == list(range(30))
     failed = {index: outcome for index, outcome in results if isinstance(outcome, Exception)}
     assert list(failed) == [3]
@@ -219,15 +210,13 @@ def test_a_model_that_a_worker_cannot_load_ends_the_run_with_3(address, folder, 
 @pytest.mark.cluster
 def test_an_interrupt_ends_a_local_cluster_too(folder, tmp_path):
     out = tmp_path / "out"
-    command = [*COMMAND, *([folder] * 1), "-o", out, "--ray", "local"]
+    command = [*COMMAND, folder, "-o", out, "--ray", "local"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True) as driver:
         until(lambda: out.is_dir() and any(out.iterdir()))
         started = psutil.Process(driver.pid).children(recursive=True)
         os.killpg(driver.pid, signal.SIGINT)
-        began = time.monotonic()
-        _, stderr = driver.communicate(timeout=60)
+        _, stderr = driver.communicate(timeout=30)
     assert driver.returncode == 130
-    assert time.monotonic() - began < 10
     assert "not done" in stderr.splitlines()[-1]
     assert started
     assert not psutil.wait_procs(started, timeout=5)[1]

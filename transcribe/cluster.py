@@ -31,10 +31,10 @@ Group = dict[int, str]  # index of the source -> its path
 
 
 class Cluster:
-    """What a `Transcriber` does, done by workers: `check` and `transcribe_all`. Close it when done.
+    """What a `Transcriber` does, done by workers, for one run: `check`, then `transcribe_all`, with which they end.
 
     `address` is that of a cluster, "auto" for the one this machine belongs to, or "local" for one that is started here
-    and ends with `close`. `model` is a path, the same on all nodes. Raises `UsageError` where Ray is not installed, or
+    and ends with the run. `model` is a path, the same on all nodes. Raises `UsageError` where Ray is not installed, or
     no such cluster can be used.
     """
 
@@ -47,35 +47,29 @@ class Cluster:
             reason = f"{address}: its nodes cannot run transcribe, is it installed on all? {_first_line(error)}"
             raise UsageError(f"--ray {reason}") from error
         if not self.workers:
-            raise UsageError(f"--ray {address}: this cluster has no CPUs")
+            raise UsageError(f"--ray {address}: this cluster has neither GPUs nor CPUs")
         self.notes: list[str] = []
         """How the model was loaded, once `check` has been called."""
-
-    def close(self) -> None:
-        """End the workers, and a local cluster with them."""
-        self.ray.shutdown()
 
     def _places(self, options: LoadOptions) -> list[Callable[[], Any]]:
         """Where workers go, each as a call that starts one there: its node, its GPU, its share of the node's CPUs."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         nodes = [node for node in self.ray.nodes() if node["Alive"]]
+        gpus = [node for node in nodes if node["Resources"].get("GPU", 0) >= 1 and options.device != "cpu"]
+        nodes = gpus or [node for node in nodes if node["Resources"].get("CPU", 0) >= 1]
         on = [NodeAffinitySchedulingStrategy(node["NodeID"], soft=False) for node in nodes]
-        cpus = [int(node["Resources"].get("CPU", 0)) for node in nodes]
-        gpus = [0 if options.device == "cpu" else int(node["Resources"].get("GPU", 0)) for node in nodes]
-        if any(gpus):
-            counts = gpus
-        else:
-            count = self.ray.remote(count_sockets)
-            sockets = self.ray.get([count.options(num_cpus=0, scheduling_strategy=node).remote() for node in on])
-            counts = [min(pair) for pair in zip(sockets, cpus, strict=True)]
+        count = self.ray.remote(count_sockets)
+        sockets = self.ray.get([count.options(num_cpus=0, scheduling_strategy=node).remote() for node in on])
         actor = self.ray.remote(Actor)
         places: list[Callable[[], Any]] = []
-        for node, workers, has in zip(on, counts, cpus, strict=True):
-            share = has // workers if workers else 0
-            hold = actor.options(num_cpus=share, num_gpus=int(any(gpus)), scheduling_strategy=node)
+        for node, strategy, has_sockets in zip(nodes, on, sockets, strict=True):
+            cpus = int(node["Resources"].get("CPU", 0))
+            workers = int(node["Resources"]["GPU"]) if gpus else min(has_sockets, cpus)
+            share = cpus // workers
+            its = actor.options(num_cpus=share, num_gpus=1 if gpus else 0, scheduling_strategy=strategy)
             own = replace(options, threads=options.threads or max(share, 1))
-            places += [partial(hold.remote, self.model, own)] * workers
+            places += [partial(its.remote, self.model, own)] * workers
         return places
 
     def check(self, request: Request) -> Request:
@@ -104,8 +98,13 @@ class Cluster:
         another takes its place. `progress` is called at the end of each recording. Raises `ModelError` if a worker
         cannot load the model, `TranscribeError` when none is left.
         """
+        try:
+            yield from self._results(Handout(map(_path, sources), len(self.workers)), request, progress)
+        finally:
+            self.ray.shutdown()
+
+    def _results(self, handout: Handout, request: Request, progress: Progresses | None) -> Iterator[Result]:
         lost = self.ray.exceptions.RayError
-        handout = Handout(map(_path, sources), len(self.workers))
         # What each worker does: a result to come (its model is being loaded) or a stream of them (a group).
         loading = {worker.actor.check.remote(request): worker for worker in self.workers}
         streams: dict[Any, tuple[_Worker, Group]] = {}
@@ -256,7 +255,7 @@ def _path(source: str | Path | BinaryIO) -> str:
 
 
 def _not_here(path: str) -> str:
-    return f"{path}: not on node {os.uname().nodename}: with --ray, paths must be visible on all nodes"
+    return f"{path}: not on node {socket.gethostname()}: with --ray, paths must be visible on all nodes"
 
 
 def _portable(error: Exception) -> Exception:
