@@ -21,6 +21,7 @@ from .errors import TranscribeError, UsageError
 from .options import Device, DType, LoadOptions, Request, Task, Timestamps
 
 if TYPE_CHECKING:
+    from .cluster import Cluster
     from .pipeline import Transcriber
 
 INTERRUPTED = 130
@@ -150,6 +151,12 @@ def transcribe(
         str | None,
         typer.Option("--memory-limit", metavar="SIZE", help="Over a bare torch: 500M, 2G, or bytes."),
     ] = None,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            "--ray", metavar="ADDRESS", help="Transcribe on a Ray cluster: host:port, auto, or local to start one."
+        ),
+    ] = None,
     stats: Annotated[
         str | None,
         typer.Option("--stats", metavar="FILE", help="Write times and counts, one JSON line a file."),
@@ -179,6 +186,8 @@ def transcribe(
     """
     from . import batch, worklist, writers
 
+    if ray is not None and worklist.STDIN in inputs:
+        raise UsageError("--ray: standard input cannot go to a cluster; name files or folders")
     limit = parse_size(memory_limit) if memory_limit is not None else None
     formats = writers.formats(output_format, timestamps)
     request = Request(language, task, prompt, timestamps, beam_size, temperature, max_tokens, top_p, seed)
@@ -196,12 +205,14 @@ def transcribe(
     if batch_size is None and len(plan.items) > 1:
         together = None
     options = LoadOptions(device, dtype, threads, not no_mmap, not no_alias, not no_recycle, limit, together)
-    transcriber = _load(model, options, request, console, verbose) if plan.needs_model else None
-    return batch.run(plan, transcriber, request, console, stats, debug)
+    engine = _load(model, options, request, console, verbose, ray) if plan.needs_model else None
+    return batch.run(plan, engine, request, console, stats, debug)
 
 
-def _load(model: str | None, options: LoadOptions, request: Request, console: Console, verbose: bool) -> Transcriber:
-    """The model, once it is known that it can do what is asked."""
+def _load(
+    model: str | None, options: LoadOptions, request: Request, console: Console, verbose: bool, ray: str | None
+) -> Transcriber | Cluster:
+    """The model, here or on a cluster, once it is known that it can do what is asked."""
     from . import hub
 
     path = hub.resolve(model)
@@ -210,13 +221,22 @@ def _load(model: str | None, options: LoadOptions, request: Request, console: Co
         from .weights import open_checkpoint
 
         family_of(open_checkpoint(path))  # says what is wrong with a file before torch is imported
-        from .pipeline import Transcriber
+        engine: Transcriber | Cluster
+        if ray is None:
+            from .pipeline import Transcriber
 
-        transcriber = Transcriber.load(str(path), options)
-    for note in transcriber.model.notes if verbose else ():
+            engine = Transcriber.load(str(path), options)
+            engine.check(request)
+            notes = engine.model.notes
+        else:
+            from .cluster import Cluster
+
+            engine = Cluster(ray, path, options)
+            engine.check(request)
+            notes = engine.notes
+    for note in notes if verbose else ():
         console.inform(note)
-    transcriber.check(request)
-    return transcriber
+    return engine
 
 
 @app.command()
