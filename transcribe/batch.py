@@ -78,8 +78,11 @@ class _Run:
         began = time.monotonic()
         for note in self.plan.notes:
             self.console.inform(note)
-        for item in self.plan.skipped:
+        if len(self.plan.skipped) == 1:
+            (item,) = self.plan.skipped
             self.console.inform(f"{item.source}: skipped, {_outputs(item)} is newer (--overwrite redoes it)")
+        elif self.plan.skipped:
+            self.console.inform(f"{len(self.plan.skipped)} skipped, their outputs are newer (--overwrite redoes them)")
         with Interrupts() as interrupts:
             with suppress(KeyboardInterrupt):
                 self._transcribe(interrupts)
