@@ -6,7 +6,6 @@ One bad file never stops the rest, an output is whole or absent, and the exit co
 from __future__ import annotations
 
 import os
-import secrets
 import sys
 import time
 import traceback
@@ -18,8 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Protocol
 
 from . import writers
+from .atomic import write_together
 from .console import Console, Interrupts, explain, printable
 from .errors import TranscribeError
+from .manifest import Manifest, keep_manifest
 from .progress import Meter
 from .worklist import STDIN, Item, Plan
 
@@ -54,9 +55,10 @@ def run(
     `engine` may be None where `plan.needs_model` is false. Files are written as their recordings end; lines on stdout
     keep the order of `plan`. Failures are lines on stderr, with a traceback where `debug`. `stats_file` gets one JSON
     line a transcript. An interrupt ends the run after the summary, with 130, or 143 for SIGTERM. Raises `OutputError`,
-    or `OSError` for `stats_file`.
+    `UsageError` if the manifest cannot be opened, or `OSError` for `stats_file`.
     """
-    return _Run(plan, engine, request, console, debug, stats_file).all()
+    with keep_manifest(plan, console.error) as manifest:
+        return _Run(plan, engine, request, console, debug, stats_file, manifest).all()
 
 
 @dataclass
@@ -67,6 +69,7 @@ class _Run:
     console: Console
     debug: bool
     stats_file: str | os.PathLike[str] | None
+    manifest: Manifest | None
     outcomes: Counter[str] = field(default_factory=Counter)
     stats: list[str] = field(default_factory=list)
     audio_seconds: float = 0.0
@@ -75,15 +78,18 @@ class _Run:
         began = time.monotonic()
         for note in self.plan.notes:
             self.console.inform(note)
-        for item in self.plan.skipped:
+        if len(self.plan.skipped) == 1:
+            (item,) = self.plan.skipped
             self.console.inform(f"{item.source}: skipped, {_outputs(item)} is newer (--overwrite redoes it)")
+        elif self.plan.skipped:
+            self.console.inform(f"{len(self.plan.skipped)} skipped, their outputs are newer (--overwrite redoes them)")
         with Interrupts() as interrupts:
             with suppress(KeyboardInterrupt):
                 self._transcribe(interrupts)
             if self.plan.several or interrupts.signal:
                 self._summarise(time.monotonic() - began)
             if self.stats_file is not None:
-                write_atomically(Path(self.stats_file), _encode("".join(self.stats)))
+                write_together({Path(self.stats_file): writers.encode("".join(self.stats))})
         if interrupts.signal:
             return 128 + interrupts.signal
         return FAILED if self.outcomes["failed"] or self.outcomes["partial"] else OK
@@ -123,24 +129,23 @@ class _Run:
             return "failed"
         transcript = outcome
         try:
-            for format_, target in item.targets.items():
-                # A partial result is dated as its recording, so that the next run does it again.
-                dated = item.source if transcript.truncated and item.source != STDIN else None
-                write_atomically(target, _encode(_render(item, transcript, format_)), dated)
+            _write(item, transcript)
         except Exception as error:
             self._report(error, item)
             return "failed"
+        ending = "partial" if transcript.truncated else "done"
+        if self.manifest:
+            self.manifest.add(item, ending, transcript)
         self._announce(item, transcript)
         self.audio_seconds += transcript.duration
         if self.stats_file is not None:
             self.stats.append(writers.json_line({"path": item.source, **transcript.stats}))
         for warning in transcript.warnings:
             self.console.inform(f"{item.source}: {warning}")
-        if not transcript.truncated:
-            return "done"
-        covered = f"{transcript.covered_seconds:.1f} of {transcript.duration:.1f} s"
-        self.console.error(f"{item.source}: partial: {covered} are transcribed")
-        return "partial"
+        if transcript.truncated:
+            covered = f"{transcript.covered_seconds:.1f} of {transcript.duration:.1f} s"
+            self.console.error(f"{item.source}: partial: {covered} are transcribed")
+        return ending
 
     def _announce(self, item: Item, transcript: Transcript) -> None:
         """The transcript on stdout, or a line that says where it went."""
@@ -158,9 +163,11 @@ class _Run:
             traceback.print_exception(error)
         message = explain(error, f"{item.source}: ")
         self.console.error(message)
+        failure = {"kind": type(error).__name__, "message": message}
+        if self.manifest:
+            self.manifest.add(item, "failed", error=failure)
         if self.plan.to_stdout and self.plan.formats == ("jsonl",):
-            record = {"path": item.source, "error": {"kind": type(error).__name__, "message": message}}
-            self.console.output(writers.json_line(record))
+            self.console.output(writers.json_line({"path": item.source, "error": failure}))
 
     def _for_stdout(self, item: Item, transcript: Transcript) -> str:
         if self.plan.several and self.plan.formats == ("txt",):
@@ -186,28 +193,11 @@ def _in_order(results: Iterable[Result]) -> Iterator[Result]:
             at += 1
 
 
-def write_atomically(target: Path, data: bytes, dated_as: str | None = None) -> None:
-    """Write `data` beside `target` and rename, so that `target` is whole or as it was. Raises `OSError`.
-
-    With `dated_as` the file gets the modification time of that one.
-    """
-    temporary = target.parent / f".transcribe-{secrets.token_hex(8)}.tmp"
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with open(temporary, "xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())  # a full disk may say so only here
-        if dated_as is not None:
-            changed = os.stat(dated_as).st_mtime_ns
-            os.utime(temporary, ns=(changed, changed))
-        os.replace(temporary, target)
-    except BaseException as error:
-        with suppress(OSError):
-            temporary.unlink()
-        if isinstance(error, OSError):
-            raise OSError(error.errno, f"cannot write: {error.strerror or error}", str(target)) from error
-        raise
+def _write(item: Item, transcript: Transcript) -> None:
+    """All its outputs at once; those of a partial result are taken for unfinished by the next run."""
+    outputs = {target: writers.encode(_render(item, transcript, format_)) for format_, target in item.targets.items()}
+    source = item.source if item.source != STDIN else None
+    write_together(outputs, source, complete=not transcript.truncated)
 
 
 def _source(item: Item) -> str | BinaryIO:
@@ -225,8 +215,3 @@ def _render(item: Item, transcript: Transcript, format_: str) -> str:
     if format_ == "jsonl":
         return writers.json_line({"path": item.source, **writers.as_dict(transcript)})
     return writers.WRITERS[format_](transcript)
-
-
-def _encode(text: str) -> bytes:
-    """UTF-8; a stray byte of a file name becomes a JSON escape (`\\udcff`) that reads back as that name."""
-    return text.encode("utf-8", "backslashreplace")
