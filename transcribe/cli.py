@@ -244,7 +244,7 @@ def _load(
 
 @contextmanager
 def _collecting_later() -> Iterator[None]:
-    """Put off garbage collection: what imports make stays, and looking through it time and again takes 0.3 s."""
+    """Put off garbage collection: what imports make stays, and looking through it time and again takes 0.4 s."""
     gc.disable()
     try:
         yield
