@@ -154,6 +154,7 @@ def test_every_file_is_done_once_though_a_worker_is_killed(address, folder, tmp_
         actors = [each for each in psutil.Process().children(recursive=True) if each.name().startswith("ray::Actor")]
         assert len(actors) == 2
         actors[0].kill()
+        assert len(list(out.iterdir())) < 100
         stdout, stderr = driver.communicate(timeout=120)
     assert (driver.returncode, stdout) == (0, "")
     assert sorted(line.split(" -> ")[0].split("/")[-1] for line in stderr.splitlines()[:-1]) == sorted(
