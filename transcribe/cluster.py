@@ -25,7 +25,7 @@ from .options import LoadOptions, Request
 if TYPE_CHECKING:
     from .pipeline import Progresses, Result, Transcriber
 
-GROUP = 16  # recordings that go to a worker together: windows enough to decode in lockstep, few to do again
+GROUP = 32  # recordings that go to a worker together: windows enough to decode in lockstep, few to do again
 DEATHS = 3  # of workers, after which the recording they had in hand is given up
 
 Group = dict[int, str]  # index of the source -> its path
