@@ -10,12 +10,13 @@ INSTALLED := $(VENV)/.installed
 INSTALLED_DEV := $(VENV)/.installed-dev
 CLIP := $(BIN)/python -c 'import sys; from transcribe.default_model import clip; print(clip(sys.argv[1]))'
 
-.PHONY: help demo test test-slow parity-nemo check speed kernel-speed memory clean
+.PHONY: help demo test test-slow cluster parity-nemo check speed kernel-speed memory clean
 
 help:
 	@echo "make demo       install, make the default model, transcribe a clip"
 	@echo "make test       install what tests need and run them"
 	@echo "make test-slow  the sweeps that take minutes"
+	@echo "make cluster    what --ray does, on a Ray cluster of this machine"
 	@echo "make parity-nemo  record afresh what NeMo computes (800 MB of packages), and compare"
 	@echo "make check      lint and types"
 	@echo "make speed      time the default model (ARGS='--model M' another)"
@@ -32,6 +33,10 @@ test: $(INSTALLED_DEV)
 
 test-slow: $(INSTALLED_DEV)
 	$(BIN)/python -m pytest -m slow
+
+cluster: $(INSTALLED_DEV)
+	$(PIP_INSTALL) ray
+	$(BIN)/python -m pytest -m cluster
 
 parity-nemo: $(INSTALLED_DEV)
 	$(PYTHON) -m venv .venv-nemo

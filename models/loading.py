@@ -33,6 +33,8 @@ def load_weights(
     """
     modules = {path: module for path, module in model.named_modules() if isinstance(module, Weighted)}
     checkpoint.require({rename(name): shape for name, shape in canonical_shapes(model).items()})
+    for file in checkpoint.files:
+        file.enter()
     report = FuseReport()
 
     def fetch(name: str) -> Tensor | PackedTensor:

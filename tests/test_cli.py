@@ -4,11 +4,11 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 from types import ModuleType, SimpleNamespace
 
 import pytest
+import standin
 
 from transcribe import cli
 from transcribe.errors import AudioError, ModelError, UsageError
@@ -34,13 +34,15 @@ class Transcriber:
             raise UsageError("--task translate: this model only transcribes")
         self.checked = request
 
-    def transcribe(self, audio, progress=None, **request):
-        assert Request(**request) == self.checked
-        self.loaded.append(self.checked)
-        if not isinstance(audio, str):
-            audio = audio.read().decode()
+    def transcribe_all(self, sources, request, progress=None):
+        assert request == self.checked
+        for number, audio in enumerate(sources):
+            self.loaded.append(request)
+            yield number, self.one(audio if isinstance(audio, str) else audio.read().decode())
+
+    def one(self, audio):
         if "bad" in audio:
-            raise AudioError(f"{audio}: no audio stream")
+            return AudioError(f"{audio}: no audio stream")
         text = f"words of {os.path.basename(audio)}"
         return Transcript(text, "en", 2.0, [Segment(0, 0.0, 2.0, text)], truncated="partial" in audio)
 
@@ -86,6 +88,11 @@ def run(*arguments: str) -> int:
         (["--memory-limit", "lots", "a.wav"], 2),
         (["-f", "srt", "--timestamps", "none", "a.wav"], 2),
         (["-f", "srt", "a.wav", "b.wav"], 2),
+        (["--shard", "0/4", "-o", "out", "a.wav"], 2),
+        (["--shard", "5/4", "-o", "out", "a.wav"], 2),
+        (["--shard", "x", "-o", "out", "a.wav"], 2),
+        (["--shard", "1/4", "a.wav"], 2),
+        (["--shard", "2/2", "-o", "out", "a.wav", "b.wav"], 0),
         (["-f", "all", "a.wav"], 2),
         (["-o", "a.wav/out", "b.wav"], 2),
         (["--stats", "nowhere/at/a.wav/x", "--stats", "a.wav/x", "b.wav"], 2),
@@ -119,6 +126,12 @@ def test_nothing_is_loaded_for_what_is_missing_or_done(fake):
     assert fake.loaded == []
 
 
+def test_a_shard_without_a_part_succeeds_and_loads_nothing(fake, capsys):
+    assert run("--shard", "3/3", "-o", "out", "a.wav", "b.wav") == 0
+    assert fake.loaded == []
+    assert capsys.readouterr().err == "transcribe: shard 3/3: nothing to do, there are 2 recordings in all\n"
+
+
 def test_stdout_carries_the_transcript_and_nothing_else(fake, capsys):
     run("a.wav", "--verbose")
     out, err = capsys.readouterr()
@@ -136,7 +149,7 @@ def test_one_recording_can_be_any_format_on_stdout(fake, capsys):
 def test_with_an_output_folder_stdout_is_empty(fake, capsys, tmp_path):
     run("a.wav", "-o", "out", "-f", "all")
     assert capsys.readouterr().out == ""
-    assert sorted(os.listdir(tmp_path / "out")) == ["a.json", "a.srt", "a.tsv", "a.txt", "a.vtt"]
+    assert sorted(os.listdir(tmp_path / "out")) == ["a.json", "a.srt", "a.tsv", "a.txt", "a.vtt", "manifest.jsonl"]
 
 
 def test_quiet_leaves_errors_only(fake, capsys):
@@ -160,7 +173,15 @@ def test_every_option_reaches_where_it_belongs_in_both_spellings(fake):
         assert run(*arguments, "a.wav") == 0
         assert [fake.loaded[0][1], fake.loaded[1]] == [options, request]
     assert run("--output_dir", "out_1", "--output_format", "srt", "a.wav") == 0
-    assert os.listdir("out_1") == ["a.srt"]
+    assert sorted(os.listdir("out_1")) == ["a.srt", "manifest.jsonl"]
+
+
+def test_several_recordings_are_decoded_together_as_memory_allows_and_one_is_not(fake):
+    both = ["a.wav", "b.wav"]
+    for arguments, together in ((["a.wav"], 1), (both, None), ([*both, "--batch-size", "2"], 2)):
+        fake.loaded.clear()
+        assert run(*arguments) == 0
+        assert fake.loaded[0][1].batch_size == together
 
 
 @pytest.mark.parametrize(
@@ -237,41 +258,12 @@ def test_help_says_what_there_is(capsys):
 
 # In a process of its own, where exit codes, signals and imports are real.
 
-SCRIPT = """
-import sys, time, types
-from transcribe.transcript import Transcript
-
-class Transcriber:
-    model = types.SimpleNamespace(notes=[])
-    load = classmethod(lambda cls, path, options: cls())
-    def check(self, request): pass
-    def transcribe(self, audio, progress=None, **request):
-        if "slow" in audio:
-            try:
-                print("working", file=sys.stderr, flush=True)
-                time.sleep(30)
-            finally:
-                if "stubborn" in audio:
-                    time.sleep(30)
-        return Transcript("Høns på æg " * 20_000 if "long" in audio else "Høns", "da", 1.0)
-
-sys.modules["transcribe.pipeline"] = pipeline = types.ModuleType("transcribe.pipeline")
-pipeline.Transcriber = Transcriber
-sys.modules["transcribe.weights"] = weights = types.ModuleType("transcribe.weights")
-weights.open_checkpoint = lambda path: types.SimpleNamespace(architecture="moonshine")
-from transcribe.cli import main
-sys.exit(main(["--model", ".", *sys.argv[1:]]))
-"""
-
 
 def start(folder, *arguments, **environment) -> subprocess.Popen:
     for name in arguments:
         if name.endswith(".wav"):
-            (folder / name).write_bytes(b"x")
-    return subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(SCRIPT), *arguments],
-        cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, **environment},
-    )  # fmt: skip
+            (folder / name).write_text("Høns på æg " * 20_000 if "long" in name else "Høns", encoding="utf-8")
+    return standin.start(folder, *arguments, **environment)
 
 
 def wait_until_it_works(process: subprocess.Popen) -> None:
@@ -285,7 +277,7 @@ def test_an_interrupt_leaves_whole_files_and_a_summary(tmp_path, number, code):
     process.send_signal(number)
     _, err = process.communicate(timeout=10)
     assert process.returncode == code
-    assert os.listdir(tmp_path / "out") == ["a.txt"]
+    assert sorted(os.listdir(tmp_path / "out")) == ["a.txt", "manifest.jsonl"]
     assert b"transcribe: 1 done, 2 not done" in err
     assert b"Traceback" not in err
 

@@ -25,13 +25,15 @@ def test_a_bar_is_drawn_on_a_terminal_and_stdout_stays_stdout(monkeypatch, capsy
     terminal = on_a_terminal(monkeypatch)
     console = Console()
     stdout = sys.stdout
-    with console.progress("[bold]a.wav") as progress:
-        progress(5.0, 10.0)
+    with console.progress() as show:
+        show("[bold]a.wav", 5.0, 10.0)
+        console.output("text\n")
+        console.error("a line")
         assert sys.stdout is stdout
-    console.output("text\n")
     assert capsys.readouterr().out == "text\n"
     assert "[bold]a.wav" in terminal.getvalue()
     assert "50%" in terminal.getvalue()
+    assert "\ntranscribe: a line\n" in terminal.getvalue().replace("\x1b[2K", "\n")
 
 
 @pytest.mark.parametrize("why", ["quiet", "dumb", "pipe"])
@@ -42,16 +44,16 @@ def test_otherwise_nothing_is_drawn(monkeypatch, why):
     if why == "pipe":
         monkeypatch.setattr(sys, "stderr", io.StringIO())
     console = Console(quiet=why == "quiet")
-    with console.busy("loading"), console.progress("a.wav") as progress:
-        assert progress is None
+    with console.busy("loading"), console.progress() as show:
+        assert show is None
     assert sys.stderr.getvalue() == ""
 
 
 def test_no_color_is_honoured(monkeypatch):
     terminal = on_a_terminal(monkeypatch)
     monkeypatch.setenv("NO_COLOR", "1")
-    with Console().progress("a.wav") as progress:
-        progress(5.0, 10.0)
+    with Console().progress() as show:
+        show("a.wav", 5.0, 10.0)
     assert "50%" in terminal.getvalue()
     assert "\x1b[3" not in terminal.getvalue()
 

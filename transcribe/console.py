@@ -19,7 +19,7 @@ from typing import Any
 
 from .errors import TranscribeError
 
-Progress = Callable[..., None]
+Show = Callable[[str, float, "float | None"], None]
 
 
 class OutputError(TranscribeError):
@@ -38,14 +38,16 @@ class Console:
     def __init__(self, quiet: bool = False) -> None:
         self.quiet = quiet
         self.bar = not quiet and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+        self._drawn: Any = None
 
     def output(self, text: str) -> None:
         """Transcript text to stdout, at once. Raises `OutputError`."""
         if sys.stdout is None:
             raise OutputError("cannot write to standard output: it is closed")
         try:
-            sys.stdout.write(text)
-            sys.stdout.flush()
+            with self._cleared():
+                sys.stdout.write(text)
+                sys.stdout.flush()
         except BrokenPipeError as error:
             raise ReaderGoneError from error
         except OSError as error:
@@ -58,7 +60,8 @@ class Console:
 
     def error(self, message: str) -> None:
         """A line that says what went wrong."""
-        print(f"transcribe: {printable(message)}", file=sys.stderr, flush=True)
+        with self._cleared():
+            print(f"transcribe: {printable(message)}", file=sys.stderr, flush=True)
 
     @contextmanager
     def busy(self, message: str) -> Iterator[None]:
@@ -73,8 +76,8 @@ class Console:
             yield
 
     @contextmanager
-    def progress(self, name: str) -> Iterator[Progress | None]:
-        """A bar for one recording on a terminal; call what it yields with (seconds done, seconds or None)."""
+    def progress(self) -> Iterator[Show | None]:
+        """A bar on a terminal; call what it yields with (a description, what is done, of how much or None)."""
         if not self.bar:
             yield None
             return
@@ -96,12 +99,28 @@ class Console:
             redirect_stdout=False,
             redirect_stderr=False,
         ) as bar:
-            task = bar.add_task(printable(name), total=None)
+            task = bar.add_task("", total=None)
 
-            def show(done: float, total: float | None = None, *_: Any) -> None:
-                bar.update(task, completed=done, total=total)
+            def show(description: str, done: float, total: float | None) -> None:
+                bar.update(task, description=printable(description), completed=done, total=total)
 
-            yield show
+            self._drawn = bar
+            try:
+                yield show
+            finally:
+                self._drawn = None
+
+    @contextmanager
+    def _cleared(self) -> Iterator[None]:
+        """No bar in the way."""
+        if self._drawn is None:
+            yield
+            return
+        self._drawn.stop()
+        try:
+            yield
+        finally:
+            self._drawn.start()
 
 
 class Interrupts:

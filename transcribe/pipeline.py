@@ -1,34 +1,38 @@
-"""One recording through one model: windows in, a transcript out, every second accounted for."""
+"""Recordings through one model: windows in, transcripts out."""
 
 from __future__ import annotations
 
-import time
-from collections import Counter, deque
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+import math
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from dataclasses import replace
+from functools import cached_property, partial
+from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import psutil
 import torch
 
-from .audio import RATE, AudioStream, open_array, open_audio
-from .audio.activity import open_detector
-from .errors import TranscribeError, UsageError
-from .joining import Joiner
-from .lockstep import Job, Lockstep
+from .audio import AudioStream, open_array, open_audio
+from .audio.ahead import ahead
+from .errors import UsageError
+from .lockstep import Lockstep
 from .options import LoadOptions, Request
-from .text.languages import UNSPACED, language_code, language_name
-from .transcript import Segment, Transcript
-from .windows import Window, windows
+from .recording import Part, Progress, Recording
+from .text.languages import language_code, language_name
+from .transcript import Transcript
 
 if TYPE_CHECKING:
-    from transcribe.models.family import Decoded, Model
+    from transcribe.models.family import Model
 
-Progress = Callable[[float, "float | None"], None]
+    from .audio.stream import Samples
+
+Progresses = Callable[[int, float, "float | None"], None]
+Result = tuple[int, "Transcript | Exception"]
 
 SHORTEST_WINDOW = 5.0  # seconds: with less context than this a model guesses, so a memory limit stops here
+READ_AHEAD = 64  # blocks of about half a second
 
 
 class Transcriber:
@@ -54,7 +58,7 @@ class Transcriber:
         if not self.model.capabilities.lockstep:
             return 1
         limit = self.memory_limit or psutil.virtual_memory().available // 4
-        fits = [n for n in (2, 4, 8) if self.model.peak_bytes(self.window_seconds, n) <= limit]
+        fits = [n for n in (2, 4, 8, 16) if self.model.peak_bytes(self.window_seconds, n) <= limit]
         return max(fits, default=1)
 
     @classmethod
@@ -119,185 +123,131 @@ class Transcriber:
         """
         request = self.check(Request(**fields))
         if isinstance(audio, (str, Path)) or hasattr(audio, "read"):
-            stream = open_audio(audio)
+            opened: Callable[[], AudioStream] = partial(open_audio, audio)
         elif rate is None:
             raise UsageError("an array of samples needs its rate: transcribe(samples, rate=16000)")
         else:
-            stream = open_array(audio, rate)
-        with stream:
-            return _Recording(self, stream, request, progress).run()
+            opened = partial(open_array, audio, rate)
+        run = _Run(self, request, lambda _, *reached: progress(*reached) if progress else None)
+        for _, outcome in run.results(_read([opened])):
+            if isinstance(outcome, Transcript):
+                return outcome
+            raise outcome
+        raise AssertionError("a recording that gives nothing")
+
+    def transcribe_all(
+        self, sources: Iterable[str | Path | BinaryIO], request: Request, progress: Progresses | None = None
+    ) -> Generator[Result]:
+        """Transcribe many recordings, windows of several decoded together: the same texts as one by one, sooner.
+
+        Gives the number of each recording, from 0, with its transcript or what went wrong, as they end. The next
+        ones are decoded from their files meanwhile. `progress` is called after each window with the recording's number
+        and what `transcribe` gives. Raises `UsageError` for a request this model cannot honour.
+        """
+        run = _Run(self, self.check(request), progress)
+        events = ahead(_read(partial(open_audio, source) for source in sources), READ_AHEAD)
+        try:
+            yield from run.results(events)
+        finally:
+            events.close()
 
 
-class Heard(NamedTuple):
-    """What a window gave. Its place and that of the speech in it, in samples of the recording; `begin` is where times
-    that the model gives count from."""
-
-    start: int
-    stop: int
-    speech: tuple[int, int]
-    begin: int
-    decoded: Decoded
+Event = tuple[int, "AudioStream | Samples | Exception"]
 
 
-@dataclass
-class _Recording:
-    """What one run gathers."""
-
-    owner: Transcriber
-    stream: AudioStream
-    request: Request
-    progress: Progress | None = None
-    warnings: list[str] = field(default_factory=list)
-    answers: list[Heard] = field(default_factory=list)
-    """In the order in which windows ended."""
-    again: deque[Job] = field(default_factory=deque)
-    """Halves of windows that failed for their length."""
-    segments: list[Segment] = field(default_factory=list)
-    language: str | None = None
-    truncated: bool = False
-    heard: int = 0  # windows given to the model
-    longest: float = 0.0  # of them, in seconds
-    covered: int = 0  # samples
-    reached: int = 0
-    stats: Counter[str] = field(default_factory=Counter)
-
-    def run(self) -> Transcript:
-        began = time.perf_counter()
-        detector = open_detector(self.warnings)
-        context = self.owner.model.window.context_seconds
-        longest = self.owner.window_seconds - 2 * context
-        self.windows = windows(self.stream.blocks(), detector, longest, context)
-        lockstep = Lockstep(self.owner.model, self._next, lambda: self.owner.together)
-        for job in lockstep.run():
-            self._ended(job)
-        decoded = self.stream.decoded_seconds
-        source = self._gather(decoded)
-        self.truncated |= self.stream.damaged
-        if self.covered != round(decoded * RATE):
-            self.truncated = True
-            self.warnings.append(f"only {self.covered / RATE:.1f} of {decoded:.1f} s were transcribed")
-        text = self._space.join(segment.text for segment in self.segments)
-        if self.heard and not text:
-            self.warnings.append("there seems to be speech, but the model wrote nothing")
-        if self.request.timestamps != "word":
-            self.segments = [replace(segment, words=[]) for segment in self.segments]
-        model, stamped = self.owner.model, self.request.timestamps != "none"
-        return Transcript(
-            text=text,
-            language=self.language,
-            duration=decoded,
-            segments=self.segments if stamped else [],
-            model=self.owner.name,
-            family=model.family,
-            decoded_seconds=decoded,
-            covered_seconds=self.covered / RATE,
-            truncated=self.truncated,
-            no_speech=not self.heard,
-            timestamps_from=source if stamped else "none",
-            warnings=[*self.stream.warnings, *self.warnings],
-            stats=self._stats(decoded, time.perf_counter() - began, lockstep),
-        )
-
-    def _next(self) -> Job | None:
-        """The next window with speech in it."""
-        if self.again:
-            return self.again.popleft()
-        for window in self.windows:
-            self.covered += len(window.samples)
-            # A window's arrays hold until the next one is asked for, which may be before it has ended.
-            if (job := self._job(window.copy() if self.owner.together > 1 else window)) is not None:
-                return job
-            self._report(window)
-        return None
-
-    def _job(self, window: Window, whole: bool = True) -> Job | None:
-        """None for a window without speech."""
-        heard = window.heard(max(1, round(self.owner.model.window.grid_seconds * RATE)))
-        if heard is None:
-            return None
-        waveform = torch.from_numpy(heard[1])
-        short = round(self.owner.model.window.min_seconds * RATE) - len(waveform)
-        if short > 0:
-            waveform = torch.nn.functional.pad(waveform, (0, short))
-        self.heard += 1
-        self.longest = max(self.longest, len(waveform) / RATE)
-        return Job(window, heard[0], waveform, self.request, whole)
-
-    def _ended(self, job: Job) -> None:
-        """Keep what a window gave; a whole one that failed for its length is cut in two and tried once more."""
-        if job.failed is not None:
-            raise job.failed
-        decoded, window = job.decoded, job.window
-        if decoded is not None:
-            self.stats.update(decoded.stats)
-        again = decoded is None or decoded.looped or (decoded.truncated and self.request.max_tokens is None)
-        halves = window.halves() if job.whole and again else None
-        if decoded is None:
-            if not halves:
-                raise TranscribeError(f"{self.stream.name}: out of memory at {_place(window)}; set a memory limit")
-            self._warn_once("out of memory: windows are cut in two")
-        if halves:
-            self.again.extend(part for half in halves if (part := self._job(half, whole=False)) is not None)
-        elif decoded:
-            first, last = window.voiced() or (0, len(window.samples))
-            speech = window.start + first, window.start + last
-            self.answers.append(Heard(window.start, window.stop, speech, job.begin, decoded))
-            if decoded.looped:
-                self.warnings.append(f"{_place(window)}: the model repeats itself: the text breaks off there")
-            elif decoded.truncated:
-                self.warnings.append(f"{_place(window)}: the token budget ran out: the text breaks off there")
-            self.truncated |= decoded.looped or decoded.truncated
-        self._report(window)
-
-    def _report(self, window: Window) -> None:
-        self.reached = max(self.reached, window.stop)
-        if self.progress:
-            self.progress(self.reached / RATE, self.stream.declared_seconds)
-
-    @property
-    def _space(self) -> str:
-        return "" if self.language in UNSPACED else " "
-
-    def _gather(self, seconds: float) -> str:
-        """Windows in the order of the recording, in whatever order they ended. Where the times of segments are from."""
-        self.answers.sort(key=lambda heard: heard.start)
-        languages = (heard.decoded.language for heard in self.answers if heard.decoded.language)
-        self.language = self.request.language or next(languages, None)
-        if any(heard.decoded.pieces is not None for heard in self.answers):
-            joiner = Joiner(self.owner.model.window.context_seconds)
-            for heard in self.answers:
-                pieces = heard.decoded.pieces or []
-                joiner.add(pieces, heard.begin / RATE, heard.start / RATE, heard.stop / RATE)
-            self.segments = joiner.segments(seconds, spaced=bool(self._space))
-            return "ctc"
-        for heard in self.answers:
-            if text := heard.decoded.text.strip():
-                start, stop = (edge / RATE for edge in heard.speech)
-                self.segments.append(Segment(len(self.segments), start, stop, text))
-        return "window"
-
-    def _warn_once(self, warning: str) -> None:
-        if warning not in self.warnings:
-            self.warnings.append(warning)
-
-    def _stats(self, seconds: float, wall: float, lockstep: Lockstep) -> dict[str, Any]:
-        """Times in seconds; `real_time_factor` is time over length; the peak is predicted, not measured."""
-        return {
-            "audio_seconds": seconds,
-            "wall_seconds": wall,
-            "model_seconds": lockstep.model_seconds,
-            "real_time_factor": wall / seconds if seconds else 0.0,
-            "windows": self.heard,
-            "longest_window": self.longest,
-            "together": lockstep.most,
-            "peak_bytes": self.owner.model.peak_bytes(self.longest, lockstep.most) if lockstep.most else 0,
-            "tokens": 0,
-            **self.stats,
-        }
+def _read(recordings: Iterable[Callable[[], AudioStream]]) -> Iterator[Event]:
+    """Every recording, opened and decoded: its number with its stream, then each of its blocks, or what went wrong."""
+    for number, open_ in enumerate(recordings):
+        try:
+            with open_() as stream:
+                yield number, stream
+                for block in stream.blocks():
+                    yield number, block
+        except Exception as error:
+            yield number, error
 
 
-def _place(window: Window) -> str:
-    return f"{window.start / RATE:.1f}-{window.stop / RATE:.1f} s"
+class _Run:
+    """Recordings on their way through one model."""
+
+    def __init__(self, owner: Transcriber, request: Request, progress: Progresses | None) -> None:
+        self.owner, self.request, self.progress = owner, request, progress
+        self.again: deque[Part] = deque()
+        """Halves of windows that failed for their length."""
+        self.open: dict[int, Recording] = {}
+        """Recordings with windows to be read or under way."""
+        self.largest = 0.0, 0
+        """The longest window of those that are over, in seconds, and the most that were under way together,"""
+        self.peak_bytes = 0
+        """and what such windows take at their peak."""
+
+    def results(self, events: Iterator[Event]) -> Iterator[Result]:
+        """The number of each recording and what came of it, as they end."""
+        parts = self._parts(events)
+        lockstep = Lockstep(self.owner.model, lambda: self._next(parts), lambda: self.owner.together)
+        while True:
+            for ended in lockstep.run():
+                for part in ended:
+                    self.again.extend(part.recording.ended(part))
+                yield from self._over()
+            over = list(self._over())
+            if not over:
+                return
+            yield from over
+
+    def _next(self, parts: Iterator[Part | None]) -> Part | None:
+        return self.again.popleft() if self.again else next(parts, None)
+
+    def _parts(self, events: Iterator[Event]) -> Iterator[Part | None]:
+        """The windows of all recordings, in order; None where one is over with none of its windows under way."""
+        for number, of_one in groupby(events, lambda event: event[0]):
+            yield from self._parts_of(number, of_one)
+            if self.open[number].over:
+                yield None
+
+    def _parts_of(self, number: int, events: Iterator[Event]) -> Iterator[Part]:
+        progress = partial(self.progress, number) if self.progress else None
+        recording = self.open[number] = Recording(self.owner.model, self.request, progress)
+        try:
+            _, stream = next(events)
+            if isinstance(stream, Exception):
+                raise stream
+            if isinstance(stream, AudioStream):
+                keep = self.owner.together > 1
+                yield from recording.parts(stream, self._blocks(events), self.owner.window_seconds, keep)
+        except Exception as error:
+            recording.failed = error
+        recording.read = True
+
+    def _blocks(self, events: Iterator[Event]) -> Iterator[Samples]:
+        for _, block in events:
+            if isinstance(block, Exception):
+                raise block
+            if not isinstance(block, AudioStream):
+                yield block
+
+    def _over(self) -> Iterator[Result]:
+        """Recordings of which everything has been read and answered."""
+        for number in [number for number, recording in self.open.items() if recording.over]:
+            yield number, self._outcome(self.open.pop(number))
+
+    def _outcome(self, recording: Recording) -> Transcript | Exception:
+        try:
+            transcript = recording.transcript(self.owner.name)
+        except Exception as error:
+            return error
+        stats = transcript.stats
+        stats["peak_bytes"] = self._peak(stats["longest_window"], stats["together"])
+        return transcript
+
+    def _peak(self, longest: float, together: int) -> int:
+        """Predicted for the run so far; worked out only where it grows, and by lengths in quarters of a second."""
+        longest = min(math.ceil(longest * 4) / 4, self.owner.window_seconds)
+        largest = max(longest, self.largest[0]), max(together, self.largest[1])
+        if largest != self.largest and largest[1]:
+            self.peak_bytes = self.owner.model.peak_bytes(*largest)
+        self.largest = largest
+        return self.peak_bytes
 
 
 def _model_name(model: Model) -> str:

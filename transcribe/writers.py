@@ -85,6 +85,11 @@ def json_line(record: dict[str, Any]) -> str:
     return _json.dumps(_finite(record), ensure_ascii=False, allow_nan=False) + "\n"
 
 
+def encode(text: str) -> bytes:
+    """UTF-8; a stray byte of a file name becomes a JSON escape (`\\udcff`) that reads back as that name."""
+    return text.encode("utf-8", "backslashreplace")
+
+
 def as_dict(transcript: Transcript) -> dict[str, Any]:
     """The JSON object: times in seconds to the millisecond; `words` only where a segment has any."""
     segments = []

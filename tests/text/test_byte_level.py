@@ -90,12 +90,17 @@ def test_special_tokens_are_found(tokenizer):
     assert tokenizer.vocab_size == len(PIECES)
 
 
-def test_merges_are_not_read_to_decode():
+def test_merges_are_not_read_to_decode_nor_for_words_that_are_tokens():
     def merges():
         raise AssertionError("merges were read")
 
     tokenizer = ByteLevelTokenizer(pieces=PIECES, types=TYPES, merges=merges, split="qwen2")
     assert tokenizer.decode([PIECES.index("hello")]) == "hello"
+    assert tokenizer.encode_all(["hello world", "or", ""]) == [
+        [PIECES.index("hello"), PIECES.index("Ġworld")], [PIECES.index("or")], [],
+    ]  # fmt: skip
+    with pytest.raises(AssertionError, match="merges were read"):
+        tokenizer.encode("hello word")
 
 
 def test_an_unknown_way_to_split_only_decodes():

@@ -6,10 +6,12 @@ import pickle
 import subprocess
 import sys
 import tarfile
+import time
 import warnings
 import zipfile
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from gguf import GGMLQuantizationType as T
@@ -172,6 +174,23 @@ def test_tensors_outlive_their_checkpoint_and_its_file(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert np.array_equal(tensor.data.numpy(), TENSORS["t1"][0])
+
+
+@pytest.mark.parametrize("mmap", [True, False], ids=["mmap", "read"])
+def test_the_pages_of_a_mapping_can_be_entered_before_they_are_read(tmp_path, mmap):
+    path = write_gguf(tmp_path / "m.gguf", {"w": packed(T.Q8_0, 64, 1 << 16)})
+    checkpoint = open_checkpoint(path, mmap=mmap)
+    checkpoint.files[0].enter()
+    if mmap and sys.platform == "linux":
+        until = time.monotonic() + 10
+        while _resident(path) < path.stat().st_size and time.monotonic() < until:
+            time.sleep(0.01)
+        assert _resident(path) >= path.stat().st_size
+    assert np.array_equal(checkpoint.tensor("w").data.numpy(), packed(T.Q8_0, 64, 1 << 16)[0])
+
+
+def _resident(path):
+    return sum(part.rss for part in psutil.Process().memory_maps() if part.path == str(path))
 
 
 def test_reading_notices_that_the_file_has_shrunk(tmp_path):

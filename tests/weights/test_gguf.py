@@ -90,6 +90,14 @@ def test_empty_arrays_and_bytes_that_are_no_text_are_read(save):
     assert metadata["none"] == []
 
 
+def test_a_key_is_looked_for_without_reading_its_array(save, monkeypatch):
+    strings = struct.pack("<IQ", V.STRING, 1) + text("token")
+    metadata = open_checkpoint(save(raw_gguf([value("tokens", V.ARRAY, strings)]))).metadata
+    monkeypatch.setattr(type(metadata), "_strings", None)
+    assert "tokens" in metadata
+    assert "merges" not in metadata
+
+
 def test_version_2_is_read(save):
     assert "x" in open_checkpoint(save(raw_gguf(entries=[entry("x", (4,))], version=b"\2\0\0\0"))).tensors
 

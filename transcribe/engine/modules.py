@@ -298,8 +298,10 @@ class Conv2d(Weighted):
         return -(-lines // -(-lines * nbytes // TILE_BYTES)), nbytes
 
     def scratch_bytes(self, x: Tensor) -> int:
+        """A tile of patches, and what their product needs."""
+        assert self.weight is not None
         lines, nbytes = self._tile(x)
-        return lines * nbytes
+        return lines * nbytes + scratch_bytes(self.weight, x.dtype, lines * self.infer(x)[0][1])
 
     def workspace_bytes(self, x: Tensor) -> int:
         """The padded lines that a tile is unfolded from."""
@@ -313,8 +315,8 @@ class Conv2d(Weighted):
             out = torch.empty(shape, dtype=dtype, device=x.device)
         if scratch is None:
             scratch = torch.empty(self.scratch_bytes(x), dtype=torch.uint8, device=x.device)
-        most = self._tile(x)[0]
-        patches = scratch.view(dtype).view(most, columns, 3, 3, self.inputs)
+        most, nbytes = self._tile(x)
+        patches = scratch[: most * nbytes].view(dtype).view(most, columns, 3, 3, self.inputs)
         line = (x.shape[1] + 2) * self.inputs
         for start in range(0, lines, most):
             count = min(most, lines - start)
@@ -323,5 +325,6 @@ class Conv2d(Weighted):
             padded = F.pad(x[max(0, first) : stop], (0, 0, 1, 1, above, below))
             under = padded.as_strided(patches[:count].shape, (2 * line, 2 * self.inputs, line, self.inputs, 1))
             rows = patches[:count].copy_(under).view(count * columns, -1)
-            torch.addmm(self.bias, rows, self.weight.t(), out=out[start : start + count].view(len(rows), -1))
+            place = out[start : start + count].view(len(rows), -1)
+            packed_linear(rows, self.weight, self.bias, place, scratch[most * nbytes :])
         return out

@@ -43,9 +43,10 @@ FEW_ROWS = 16
 """Up to so many rows of x the kernels read and expand W as they multiply, and steps.py strings operations together."""
 
 CROSSOVER = 3, 1 << 20
-"""How many times as many rows still favour the kernels, where torch would need W expanded: on x86's vectors, and for
-bfloat16 activations on AMX tiles, which means always. Measured against the tiles below; elsewhere nobody has measured,
-and it is once."""
+"""How many times as many rows still favour the kernels: on x86's vectors where torch would need W expanded, and for
+bfloat16 activations on AMX tiles, which means always. Measured against the tiles below, and without expanding: there
+the kernels are as fast within a tenth, and oneDNN takes 15 to 50 ms to compile each form of product that it meets.
+Elsewhere nobody has measured, and it is once."""
 
 TILE_BYTES = 1 << 22
 """Expanded bytes a tile. Measured at 375 rows: float32 comes within a tenth of a product with an expanded weight.
@@ -59,11 +60,14 @@ def _tile_rows(weight: Weight, dtype: torch.dtype) -> int:
 
 
 def _by_kernels(weight: Weight, dtype: torch.dtype, rows: int) -> bool:
-    if rows > FEW_ROWS and isinstance(weight, Tensor) and weight.dtype == dtype:
-        return False
     path = chosen().path
     vectors, tiles = CROSSOVER
-    times = tiles if path == "amx" and dtype == torch.bfloat16 else 1 if path in ("neon", "portable") else vectors
+    if path == "amx" and dtype == torch.bfloat16:
+        times = tiles
+    elif path in ("neon", "portable") or (isinstance(weight, Tensor) and weight.dtype == dtype):
+        times = 1
+    else:
+        times = vectors
     data, kind = (weight, None) if isinstance(weight, Tensor) else (weight.data, weight.type)
     return rows <= FEW_ROWS * times and native.can_multiply(data, kind, dtype)
 

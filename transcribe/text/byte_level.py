@@ -1,7 +1,8 @@
 """Byte-level byte-pair encoding (Radford et al. 2019), from lists of tokens and merges.
 
-Decoding reads one token at a time. Encoding needs merges; of the hundred and fifty thousand that a vocabulary has, a
-text can use only those whose result stands in it, so the encoder is made of these, for each text, when one is encoded.
+Decoding reads one token at a time. A word that is a token is encoded as that (all 151,643 tokens of Qwen's vocabulary
+merge into themselves). Any other needs merges; of the hundred and fifty thousand that a vocabulary has, a text can use
+only those whose result stands in it, so the encoder is made of these, for each text, when one is encoded.
 """
 
 from __future__ import annotations
@@ -73,14 +74,17 @@ class ByteLevelTokenizer(Tokenizer):
         splits = pre_tokenizers.Split(tokenizers.Regex(SPLITS[self.split]), behavior="isolated")
         steps = pre_tokenizers.Sequence([splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
         split = [steps.pre_tokenize_str(normalizer.normalize_str(text)) for text in texts]
-        words = "\n".join(word for parts in split for word, _ in parts)  # no token holds a line break as such
-        found = {piece: i for i, piece in enumerate(self.pieces) if piece in words and self.types[i] == NORMAL}
+        words = {word for parts in split for word, _ in parts}
+        text = "\n".join(words)  # no token holds a line break as such
+        found = {piece: i for i, piece in enumerate(self.pieces) if piece in text and self.types[i] == NORMAL}
+        if words <= found.keys():
+            return [[found[word] for word, _ in parts] for parts in split]
         pairs = {
             f"{piece[:at]} {piece[at:]}" for piece in found for at in range(1, len(piece))
             if piece[:at] in found and piece[at:] in found
         }  # fmt: skip
         merges = [(left, right) for merge in self.merges() if merge in pairs for left, right in (merge.split(" "),)]
-        encoder = tokenizers.Tokenizer(models.BPE(found, merges))
+        encoder = tokenizers.Tokenizer(models.BPE(found, merges, ignore_merges=True))
         encoder.normalizer, encoder.pre_tokenizer = normalizer, steps
         return [encoder.encode(text).ids for text in texts]
 

@@ -85,6 +85,9 @@ class Metadata(Mapping[str, Any]):
             yield head[at + 8 : end].decode("utf-8", "surrogateescape")
             at = end
 
+    def __contains__(self, key: object) -> bool:  # Mapping's would decode an array
+        return key in self._values
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._values)
 

@@ -5,6 +5,8 @@
  *     rows.h       what is done with a row's values
  *     avx512.h, avx2.h, generic.h    the vector layer of one instruction set
  *     compile.h    all of it for one instruction set, once for each; which serves is chosen when the program runs
+ *     operations.h what decoders compute between products
+ *     separable.h  separable convolutions
  *     brain.h      values as bfloat16, for processors that multiply it:
  *     dot.h        on vectors
  *     amx.h        on tiles
@@ -48,6 +50,7 @@ struct expansion {
 };
 
 typedef void (*rows_function)(const void *task, int64_t first, int64_t last);
+typedef void (*shared_function)(void *task, int64_t *next, int64_t *done);
 
 struct kernels {
     rows_function multiply, expand;
@@ -76,6 +79,14 @@ typedef uint16_t WORDS16 __attribute__((vector_size(16))), WORDS32 __attribute__
 #else
 #define PAUSE() __asm__ volatile("" ::: "memory")
 #endif
+
+/* Until `count` has come to be at least `least`. One that waits long lets others run: they may be whom it waits for. */
+static inline void wait_for(const int64_t *count, int64_t least) {
+    enum { PATIENCE = 2000 };
+    for (int spins = 0; __atomic_load_n(count, __ATOMIC_ACQUIRE) < least; spins++)
+        if (spins < PATIENCE) PAUSE();
+        else sched_yield();
+}
 
 #define MAX_ROWS 4
 #define UNUSED __attribute__((unused))
@@ -120,22 +131,23 @@ struct path {
     int64_t (*prepared)(int64_t count, int64_t inputs); /* bytes that `prepare` fills for bfloat16 */
     rows_function prepare;
     const rows_function *operations; /* in the order of steps.h */
-    int lanes;                       /* a few rows of bfloat16 by lanes.h, in the formats it has */
+    shared_function separable;
+    int lanes; /* a few rows of bfloat16 by lanes.h, in the formats it has */
 };
 
 static const struct path paths[] = {
 #if defined(__x86_64__)
 #ifdef HAS_BRAIN
-    {"amx", table_avx512, table_amx, prepared_amx, prepare_amx, operations_avx512, 1},
-    {"avx512bf16", table_avx512, table_dot, prepared_dot, prepare_dot, operations_avx512, 1},
+    {"amx", table_avx512, table_amx, prepared_amx, prepare_amx, operations_avx512, separable_avx512, 1},
+    {"avx512bf16", table_avx512, table_dot, prepared_dot, prepare_dot, operations_avx512, separable_avx512, 1},
 #endif
-    {"avx512", table_avx512, table_avx512, prepared_wide, prepare_wide, operations_avx512, 0},
-    {"avx2", table_avx2, table_avx2, prepared_wide, prepare_wide, operations_avx2, 0},
+    {"avx512", table_avx512, table_avx512, prepared_wide, prepare_wide, operations_avx512, separable_avx512, 0},
+    {"avx2", table_avx2, table_avx2, prepared_wide, prepare_wide, operations_avx2, separable_avx2, 0},
 #endif
 #if defined(__aarch64__)
-    {"neon", table_generic, table_generic, prepared_wide, prepare_wide, operations_generic, 0},
+    {"neon", table_generic, table_generic, prepared_wide, prepare_wide, operations_generic, separable_generic, 0},
 #else
-    {"portable", table_generic, table_generic, prepared_wide, prepare_wide, operations_generic, 0},
+    {"portable", table_generic, table_generic, prepared_wide, prepare_wide, operations_generic, separable_generic, 0},
 #endif
 };
 
@@ -205,10 +217,14 @@ static rows_function multiply_function(const struct product *p) {
     return lanes ? lanes : (p->brain ? chosen->brain : chosen->wide)[p->format].multiply;
 }
 
-/* Outputs for a thread to take at a time. */
+/* Outputs for a thread to take at a time. For many rows of x these are strips of 32: four of them and more share what is
+ * read of x. */
 static int64_t multiply_chunk(const struct product *p, int threads) {
     int64_t chunk = p->outputs / (threads * 4), least = (1 << 14) * p->outputs / (p->outputs * p->row_bytes + 1);
-    if (p->count > 32) return chunk < 32 ? 32 : chunk / 32 * 32;
+    if (p->count > 32) {
+        int64_t chunks = threads * (p->outputs < threads * 4 * 128 ? 2 : 4);
+        return ((p->outputs + chunks - 1) / chunks + 31) / 32 * 32;
+    }
     return ((chunk > least ? chunk : least) + 15) / 16 * 16;
 }
 
