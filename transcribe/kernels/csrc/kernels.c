@@ -186,9 +186,9 @@ const char *transcribe_choose(const char *wanted) {
     return NULL;
 }
 
-/* What a product is done with. Both functions take it as their task: `prepare` a range of units, `multiply`, when all of
- * them are done, a range of outputs. float32 activations need no preparation. The prepared form depends on the activations
- * and on the format, so products of one format can share it. */
+/* What a product is done with. Both functions take it as their task: `prepare` a range of units, `multiply`, when all
+ * of them are done, a range of outputs. float32 activations need no preparation. The prepared form depends on the
+ * activations and on the format, so products of one format can share it. */
 static rows_function in_lanes(int format, int brain, int64_t count) {
 #ifdef HAS_BRAIN
     if (brain && chosen->lanes && count <= LANES_ROWS) return table_lanes[format];

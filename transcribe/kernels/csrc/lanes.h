@@ -1,12 +1,12 @@
 /* Products of a few rows of bfloat16 with the formats of 256 values that decoders are packed in: whole numbers times
  * whole numbers, sixteen rows of W at a time, each in a lane.
  *
- * To expand W's values costs more than to read them. Here its numbers stay bytes, and what they share, scale and minimum,
- * is left out of the inner product: it is multiplied with the sum over the 16 or 32 values that share it. x becomes whole
- * numbers too: `prepare` writes it as two digits in base 256, below the largest of each 32 values, so that a value is kept
- * exactly down to a hundredth of that. Sums of a run are exact; they are scaled and added up in float32 along the row. So W
- * is not rounded at all, the result is nearer to W's values than with W in bfloat16, and a row of x has the same bits
- * whatever rows are beside it.
+ * To expand W's values costs more than to read them. Here its numbers stay bytes, and what they share, scale and
+ * minimum, is left out of the inner product: it is multiplied with the sum over the 16 or 32 values that share it. x
+ * becomes whole numbers too: `prepare` writes it as two digits in base 256, below the largest of each 32 values, so
+ * that a value is exact down to a hundredth of that, and off by 1 / 32768 of it at most. Sums of a run are exact; they
+ * are scaled and added up in float32 along the row. So W is not rounded at all, the result is nearer to W's values than
+ * with W in bfloat16, and a row of x has the same bits whatever rows are beside it.
  */
 
 enum {
@@ -46,11 +46,13 @@ static BRAIN_TARGET void prepare_lanes(const void *task, int64_t first, int64_t 
             uint32_t found = _mm512_reduce_max_epu32(largest) >> 23, exponent = found > BITS ? found : BITS + 1;
             __m512 inverse = (__m512)_mm512_set1_epi32((int)((2 * BIAS + BITS - exponent) << 23));
             uint32_t power = found == NO_NUMBER ? 0x7FC00000 : (exponent - BITS) << 23;
+            if (found == NO_NUMBER) v[0] = v[1] = _mm512_setzero_ps(); /* `scale` is none */
             int32_t sum = 0;
             for (int r = 0; r < PAIRED / RUN; r++) {
                 const __m512i most = _mm512_set1_epi32(127);
                 __m512i q = _mm512_cvtps_epi32(v[r] * inverse);
-                __m512i high = _mm512_min_epi32(_mm512_srai_epi32(_mm512_add_epi32(q, _mm512_set1_epi32(128)), 8), most);
+                __m512i nearest = _mm512_srai_epi32(_mm512_add_epi32(q, _mm512_set1_epi32(128)), 8);
+                __m512i high = _mm512_min_epi32(nearest, most);
                 __m512i low = _mm512_min_epi32(_mm512_sub_epi32(q, _mm512_slli_epi32(high, 8)), most);
                 _mm_storeu_si128((__m128i *)(d->high + r * RUN), _mm512_cvtepi32_epi8(high));
                 _mm_storeu_si128((__m128i *)(d->low + r * RUN), _mm512_cvtepi32_epi8(low));
@@ -122,7 +124,9 @@ BRAIN void lanes_Q4_K(const uint8_t *const *b, struct lanes *s) {
 }
 
 /* Bit n of each byte, among others, as its bit 4. */
-BRAIN __m512i as_fifth(__m512i v, const int n) { return n < 4 ? _mm512_slli_epi32(v, 4 - n) : _mm512_srli_epi32(v, n - 4); }
+BRAIN __m512i as_fifth(__m512i v, const int n) {
+    return n < 4 ? _mm512_slli_epi32(v, 4 - n) : _mm512_srli_epi32(v, n - 4);
+}
 
 BRAIN void lanes_Q5_K(const uint8_t *const *b, struct lanes *s) {
     __m512i top[TILE_ROWS];
@@ -155,11 +159,11 @@ BRAIN void lanes_Q6_K(const uint8_t *const *b, struct lanes *s) {
         columns(b, 64 * half, v);
         UNROLL for (int t = 0; t < 8; t++) {
             uint32_t(*out)[TILE_ROWS] = s->codes + 32 * half + t;
-            __m512i h = top[8 * half + t], first = v[t], second = v[t + 8];
+            __m512i h = top[8 * half + t], first = v[t], second = v[t + 8], high = _mm512_srli_epi32(second, 4);
             _mm512_store_si512(out[0], MASK(six, PICK(nibble, first, _mm512_slli_epi32(h, 4))));
             _mm512_store_si512(out[8], MASK(six, PICK(nibble, second, _mm512_slli_epi32(h, 2))));
             _mm512_store_si512(out[16], MASK(six, PICK(nibble, _mm512_srli_epi32(first, 4), h)));
-            _mm512_store_si512(out[24], MASK(six, PICK(nibble, _mm512_srli_epi32(second, 4), _mm512_srli_epi32(h, 2))));
+            _mm512_store_si512(out[24], MASK(six, PICK(nibble, high, _mm512_srli_epi32(h, 2))));
         }
     }
 }
@@ -201,11 +205,13 @@ BRAIN void multiply_in_lanes(const struct product *p, int64_t first, int64_t las
                 UNROLL for (int i = 0; i < PAIRED / 4; i++) w[i] = _mm512_load_si512(s.codes[u * PAIRED / 4 + i]);
                 for (int64_t m = 0; m < count; m++)
                     UNROLL for (int r = 0; r < PAIRED / run; r++) {
-                        __m512i q = sum_of_run(w + r * run / 4, d + m, r * run / 4, run / 4);
-                        if (zero) q = _mm512_sub_epi32(q, _mm512_set1_epi32(zero * d[m].sums[r]));
-                        __m512 v = _mm512_cvtepi32_ps(q) * _mm512_set1_ps(d[m].scale);
-                        sum[m] = _mm512_fmadd_ps(_mm512_load_ps(s.scale[u * (PAIRED / run) + r]), v, sum[m]);
-                        if (minima) sum[m] = _mm512_fmadd_ps(_mm512_load_ps(s.least[u]), _mm512_set1_ps(d[m].total), sum[m]);
+                        const struct digits *e = d + m;
+                        __m512 scale = _mm512_load_ps(s.scale[u * (PAIRED / run) + r]);
+                        __m512i q = sum_of_run(w + r * run / 4, e, r * run / 4, run / 4);
+                        if (zero) q = _mm512_sub_epi32(q, _mm512_set1_epi32(zero * e->sums[r]));
+                        sum[m] = _mm512_fmadd_ps(scale, _mm512_cvtepi32_ps(q) * _mm512_set1_ps(e->scale), sum[m]);
+                        if (!minima) continue;
+                        sum[m] = _mm512_fmadd_ps(_mm512_load_ps(s.least[u]), _mm512_set1_ps(e->total), sum[m]);
                     }
             }
         }

@@ -32,7 +32,8 @@ static int64_t step_chunk(const struct step *s, int threads) {
 /* How many steps from s on are done as one: those of a single chunk, which go to whoever takes the first. */
 static int64_t series(const struct list *l, const struct step *s) {
     const struct step *next = s, *end = l->steps + l->count;
-    while (next < end && s->units && next->operation != SEPARABLE && step_chunk(next, l->threads) >= next->units) next++;
+    if (!s->units) return 1;
+    while (next < end && next->operation != SEPARABLE && step_chunk(next, l->threads) >= next->units) next++;
     return next > s ? next - s : 1;
 }
 
