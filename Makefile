@@ -35,7 +35,7 @@ test-slow: $(INSTALLED_DEV)
 	$(BIN)/python -m pytest -m slow
 
 cluster: $(INSTALLED_DEV)
-	$(PIP_INSTALL) -e '.[ray]'
+	$(PIP_INSTALL) ray
 	$(BIN)/python -m pytest -m cluster
 
 parity-nemo: $(INSTALLED_DEV)

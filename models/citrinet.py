@@ -29,7 +29,7 @@ from transcribe.text.sentencepiece_model import load_sentencepiece
 from .blocks.answering import AtOnce
 from .blocks.normalized_mel import NormalizedMel
 from .blocks.separable import ChannelGate, Pointwise, SeparableConv, rejoin
-from .family import Capabilities, Decoded, Piece, Window
+from .family import Capabilities, Decoded, Piece, Pieces, Window
 from .loading import Required, canonical_shapes, dense, pick_device, pick_dtype, renamed
 
 if TYPE_CHECKING:
@@ -102,6 +102,8 @@ class Block(nn.Module):
 
 class Encoder(nn.Module):
     """The waveform [samples] -> [time, filters], as one block of the engine: nothing in it outlives its use."""
+
+    together = True  # the kernels do convolutions of any number of rows
 
     def __init__(self, c: Config, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
@@ -180,7 +182,7 @@ class Citrinet(AtOnce):
             "decode_s": time.perf_counter() - encoded,
             "tokens": float(len(tokens)),
         }
-        pieces = [self._piece(emission) for emission in emissions]
+        pieces = Pieces(self._piece(emission) for emission in emissions)
         text = self.tokenizer.decode(tokens).strip()
         return Decoded(text, tokens, truncated, language=self.language, stats=stats, pieces=pieces)
 

@@ -54,22 +54,29 @@ def speak(word: str, voice: str, speed: int, pitch: int) -> Samples:
     return samples * np.float32(0.5 / np.abs(samples).max())
 
 
+def write_clips(folder: Path, words: list[str], clips: dict[str, dict[str, Samples]]) -> None:
+    """Clips by rendering and word as tests read them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, spoken in clips.items():
+        step = 2 ** (16 - BITS)
+        coarse = (np.concatenate([spoken[word] for word in words]) * (2**15 / step)).round().astype(np.int16) * step
+        soundfile.write(folder / f"{name}.flac", coarse.astype(np.int16), RATE, subtype="PCM_16")
+    lengths = {name: [len(spoken[word]) for word in words] for name, spoken in clips.items()}
+    index = {"rate": RATE, "words": words, "samples": lengths}
+    (folder / "index.json").write_text(json.dumps(index).replace("], ", "],\n  ").replace("{", "{\n  ", 1) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", nargs="?", type=Path, default=Path("tests/data/vocabulary"))
     folder = parser.parse_args().folder
-    folder.mkdir(parents=True, exist_ok=True)
-    lengths: dict[str, list[int]] = {}
-    for name, (voice, speed, pitch) in RENDERINGS.items():
-        words = [speak(word, voice, speed, pitch) for word in WORDS]
-        lengths[name] = [len(word) for word in words]
-        step = 2 ** (16 - BITS)
-        coarse = (np.concatenate(words) * (2**15 / step)).round().astype(np.int16) * step
-        soundfile.write(folder / f"{name}.flac", coarse.astype(np.int16), RATE, subtype="PCM_16")
-    index = {"rate": RATE, "words": WORDS, "samples": lengths}
-    (folder / "index.json").write_text(json.dumps(index).replace("], ", "],\n  ").replace("{", "{\n  ", 1) + "\n")
+    clips = {
+        name: {word: speak(word, voice, speed, pitch) for word in WORDS}
+        for name, (voice, speed, pitch) in RENDERINGS.items()
+    }
+    write_clips(folder, WORDS, clips)
     size = sum(file.stat().st_size for file in folder.iterdir())
-    seconds = sum(map(sum, lengths.values())) / RATE
+    seconds = sum(len(clip) for spoken in clips.values() for clip in spoken.values()) / RATE
     print(f"{len(WORDS)} words, {len(RENDERINGS)} renderings, {seconds:.0f} s, {size / 1e3:.0f} kB in {folder}")
 
 

@@ -9,6 +9,7 @@ import logging
 import os
 import pickle
 import socket
+import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -24,7 +25,7 @@ from .options import LoadOptions, Request
 if TYPE_CHECKING:
     from .pipeline import Progresses, Result, Transcriber
 
-GROUP = 16  # recordings that go to a worker together: windows enough to decode in lockstep, few to do again
+GROUP = 32  # recordings that go to a worker together: windows enough to decode in lockstep, few to do again
 DEATHS = 3  # of workers, after which the recording they had in hand is given up
 
 Group = dict[int, str]  # index of the source -> its path
@@ -242,7 +243,9 @@ def _connect(address: str) -> Any:
     try:
         if host:  # Ray takes minutes to find out that nobody is there
             socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
-        ray.init(address, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            ray.init(address, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)
     except Exception as error:  # of many classes
         raise UsageError(f"--ray {address}: no cluster that can be used: {_first_line(error)}") from error
     return ray

@@ -6,7 +6,8 @@ rest from the second, and the cut is moved to where it divides no piece of eithe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -18,11 +19,23 @@ if TYPE_CHECKING:
 
 @dataclass
 class Stretch:
-    """What one window wrote, times from the start of the recording; [start, stop) is its part of that, in seconds."""
+    """What one window wrote: [start, stop) is its part of the recording, in seconds.
 
-    pieces: list[Piece]
+    Of its pieces, whose times count from `offset` on, those that start within [since, until) are taken.
+    """
+
+    written: Iterable[Piece]
+    offset: float
     start: float
     stop: float
+    since: float = -math.inf
+    until: float = math.inf
+
+    @property
+    def pieces(self) -> list[Piece]:
+        """Those taken, with times from the start of the recording: made anew when asked for, since they are many."""
+        moved = (replace(p, start=p.start + self.offset, end=p.end + self.offset) for p in self.written)
+        return [p for p in moved if self.since <= p.start < self.until]
 
 
 @dataclass
@@ -32,16 +45,13 @@ class Joiner:
     reach: float
     stretches: list[Stretch] = field(default_factory=list)
 
-    def add(self, pieces: Sequence[Piece], offset: float, start: float, stop: float) -> None:
+    def add(self, pieces: Iterable[Piece], offset: float, start: float, stop: float) -> None:
         """`pieces` with times from `offset` on, of a window from `start` to `stop`, all in seconds."""
-        moved = [replace(p, start=p.start + offset, end=p.end + offset) for p in pieces]
-        new = Stretch(moved, start, stop)
+        new = Stretch(pieces, offset, start, stop)
         if self.stretches:
             last = self.stretches[-1]
             middle = (last.stop + start) / 2  # silence may lie between
-            at = place_of_cut(last.pieces, moved, middle, self.reach)
-            last.pieces = [p for p in last.pieces if p.start < at]
-            new.pieces = [p for p in moved if p.start >= at]
+            last.until = new.since = place_of_cut(last.pieces, new.pieces, middle, self.reach)
         self.stretches.append(new)
 
     def segments(self, duration: float, spaced: bool = True) -> list[Segment]:
@@ -62,7 +72,8 @@ class Joiner:
         for segment in segments:
             segment.start, segment.end = segment.words[0].start, segment.words[-1].end
             segment.text = "".join(word.word for word in segment.words).strip()
-            segment.words = [replace(word, word=word.word.strip()) for word in segment.words]
+            for word in segment.words:
+                word.word = word.word.strip()
         return segments
 
 

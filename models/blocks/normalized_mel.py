@@ -8,6 +8,7 @@ from torch import Tensor
 from transcribe.audio.normalized import BLOCK, Framing, normalized_log_mel
 from transcribe.engine.modules import Weighted
 from transcribe.engine.operations import Spec
+from transcribe.threads import one_thread
 
 
 class NormalizedMel(Weighted):
@@ -36,7 +37,8 @@ class NormalizedMel(Weighted):
     def run(self, x: Tensor, out: Tensor | None = None, scratch: Tensor | None = None) -> Tensor:
         assert self.filters is not None
         assert self.window is not None
-        if self.dtype == torch.float32:
-            return normalized_log_mel(x, self.filters, self.window, self.framing, out)
-        features = normalized_log_mel(x, self.filters, self.window, self.framing)
+        with one_thread():
+            if self.dtype == torch.float32:
+                return normalized_log_mel(x, self.filters, self.window, self.framing, out)
+            features = normalized_log_mel(x, self.filters, self.window, self.framing)
         return features.to(self.dtype) if out is None else out.copy_(features)

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 
+from ..threads import one_thread
 from .stream import Samples
 
 FRAME = 512  # samples: 32 ms at 16 kHz
@@ -72,12 +73,8 @@ class SileroDetector:
             return np.zeros(0, np.float32)
         self.loudest = max(self.loudest, float(mean_square(samples).max()) ** 0.5)
         samples = samples * np.float32(max(1.0, LOUD / self.loudest))
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # the products are too small to share out
-        try:
+        with one_thread():
             return self._probabilities(torch.from_numpy(samples)).numpy()
-        finally:
-            torch.set_num_threads(threads)
 
     def _probabilities(self, samples: torch.Tensor) -> torch.Tensor:
         joined = torch.cat([self.context, samples])

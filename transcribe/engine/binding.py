@@ -61,7 +61,7 @@ class Bound(NamedTuple):
 class Binder:
     """Binds one plan to one block. `inputs` are those of its first run: only their form and addresses are looked at.
 
-    With `together`, steps that the kernels do are grouped.
+    With `together`, steps that the kernels do are grouped: of few rows, or in a block that says it is `together`.
     """
 
     def __init__(
@@ -69,7 +69,8 @@ class Binder:
         together: bool,
     ) -> None:  # fmt: skip
         self.plan, self.arena, self.device = plan, arena, device
-        self.together = together and any(isinstance(value, Tensor) and native.few(value) for value in inputs)
+        few = any(isinstance(value, Tensor) and native.few(value) for value in inputs)
+        self.together = together and (few or getattr(block, "together", False))
         self.known: dict[int, Any] = {register: block.get_submodule(path) for register, path in plan.modules}
         self.samples: dict[int, Any] = dict(zip(plan.inputs, inputs, strict=True))
         self.late = list(self.samples.items())  # what has another address in each run

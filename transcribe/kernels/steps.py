@@ -20,8 +20,9 @@ from torch import Tensor
 from . import native
 from .linear import FEW_ROWS, Weight
 
-PREPARE, MULTIPLY, ADD, TIMES, SILU, RMS_NORM, LAYER_NORM, ROTARY_HALVES, ROTARY_PAIRS, ATTEND = range(10)
-WORDS, HEADER = 18, 4  # of a step in csrc/steps.h, and of them before its operands
+(PREPARE, MULTIPLY, ADD, TIMES, SILU, RMS_NORM, LAYER_NORM, ROTARY_HALVES, ROTARY_PAIRS, ATTEND,
+ SEPARABLE) = range(11)  # fmt: skip
+WORDS, HEADER = 23, 4  # of a step in csrc/steps.h, and of them before its operands
 WIDEST_HEAD, MOST_HEADS = 256, 16  # of attention, as in csrc/operands.h
 
 

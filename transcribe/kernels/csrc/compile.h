@@ -52,6 +52,7 @@ INLINE void NAME(nibbles)(const uint8_t *p, const int shift, float scale, VECTOR
 #include "formats.h"
 #include "rows.h"
 #include "operations.h"
+#include "separable.h"
 
 #undef INSTRUCTION_SET
 #undef OWN_NIBBLES

@@ -5,6 +5,8 @@
  *     rows.h       what is done with a row's values
  *     avx512.h, avx2.h, generic.h    the vector layer of one instruction set
  *     compile.h    all of it for one instruction set, once for each; which serves is chosen when the program runs
+ *     operations.h what decoders compute between products
+ *     separable.h  separable convolutions
  *     brain.h      values as bfloat16, for processors that multiply it:
  *     dot.h        on vectors
  *     amx.h        on tiles
@@ -47,6 +49,7 @@ struct expansion {
 };
 
 typedef void (*rows_function)(const void *task, int64_t first, int64_t last);
+typedef void (*shared_function)(void *task, int64_t *next, int64_t *done);
 
 struct kernels {
     rows_function multiply, expand;
@@ -75,6 +78,14 @@ typedef uint16_t WORDS16 __attribute__((vector_size(16))), WORDS32 __attribute__
 #else
 #define PAUSE() __asm__ volatile("" ::: "memory")
 #endif
+
+/* Until `count` has come to be at least `least`. One that waits long lets others run: they may be whom it waits for. */
+static inline void wait_for(const int64_t *count, int64_t least) {
+    enum { PATIENCE = 2000 };
+    for (int spins = 0; __atomic_load_n(count, __ATOMIC_ACQUIRE) < least; spins++)
+        if (spins < PATIENCE) PAUSE();
+        else sched_yield();
+}
 
 #define MAX_ROWS 4
 #define UNUSED __attribute__((unused))
@@ -118,21 +129,22 @@ struct path {
     int64_t (*prepared)(int64_t count, int64_t inputs); /* bytes that `prepare` fills for bfloat16 */
     rows_function prepare;
     const rows_function *operations; /* in the order of steps.h */
+    shared_function separable;
 };
 
 static const struct path paths[] = {
 #if defined(__x86_64__)
 #ifdef HAS_BRAIN
-    {"amx", table_avx512, table_amx, prepared_amx, prepare_amx, operations_avx512},
-    {"avx512bf16", table_avx512, table_dot, prepared_dot, prepare_dot, operations_avx512},
+    {"amx", table_avx512, table_amx, prepared_amx, prepare_amx, operations_avx512, separable_avx512},
+    {"avx512bf16", table_avx512, table_dot, prepared_dot, prepare_dot, operations_avx512, separable_avx512},
 #endif
-    {"avx512", table_avx512, table_avx512, prepared_wide, prepare_wide, operations_avx512},
-    {"avx2", table_avx2, table_avx2, prepared_wide, prepare_wide, operations_avx2},
+    {"avx512", table_avx512, table_avx512, prepared_wide, prepare_wide, operations_avx512, separable_avx512},
+    {"avx2", table_avx2, table_avx2, prepared_wide, prepare_wide, operations_avx2, separable_avx2},
 #endif
 #if defined(__aarch64__)
-    {"neon", table_generic, table_generic, prepared_wide, prepare_wide, operations_generic},
+    {"neon", table_generic, table_generic, prepared_wide, prepare_wide, operations_generic, separable_generic},
 #else
-    {"portable", table_generic, table_generic, prepared_wide, prepare_wide, operations_generic},
+    {"portable", table_generic, table_generic, prepared_wide, prepare_wide, operations_generic, separable_generic},
 #endif
 };
 

@@ -35,3 +35,14 @@ struct attend {
 /* Of one query's attention: keys at a time, and how many keys ahead memory is asked for; then the most it takes, values of
  * a head and heads that share keys. */
 enum { KEYS = 64, SOON = 16, WIDEST = 256, MOST_HEADS = 16 };
+
+/* Rows of x [rows, inputs], each channel convolved by `depthwise` [kernel, inputs rounded up to 16], or as it is without
+ * one; times `weight` [inputs, outputs], whose rows are `pitch` values apart, plus `bias`. Zeros stand around x, as many
+ * as keep its length. Weight and bias are filled up with zeros to a multiple of 32 outputs. A unit is `tile` rows of the
+ * result, a multiple of 12, no fewer than the zeros on one side. `scratch` has `share` values for each of `threads`. */
+struct separable {
+    const float *x, *depthwise, *weight, *bias;
+    float *out, *scratch;
+    int64_t rows, inputs, outputs, pitch, kernel, stride, dilation, rectified, tile, share, threads;
+    int64_t entered, convolved; /* threads, and units in their order */
+};

@@ -2,12 +2,12 @@
  * a few microseconds; to call each from Python and to start a team for each would take longer than the operations.
  */
 
-enum { PREPARE, MULTIPLY, ADD, TIMES, SILU, RMS_NORM, LAYER_NORM, ROTARY_HALVES, ROTARY_PAIRS, ATTEND };
+enum { PREPARE, MULTIPLY, ADD, TIMES, SILU, RMS_NORM, LAYER_NORM, ROTARY_HALVES, ROTARY_PAIRS, ATTEND, SEPARABLE };
 
 /* `operands` is the structure that the operation's function reads; `next` units are given out, `done` are finished. */
 struct step {
     int64_t operation, units, next, done;
-    int64_t operands[14];
+    int64_t operands[19];
 };
 
 struct list {
@@ -28,22 +28,24 @@ static int64_t step_chunk(const struct step *s, int threads) {
     return s->operation == PREPARE ? s->units : s->operation == MULTIPLY ? multiply_chunk(p, threads) : 1;
 }
 
+static void take_chunks_of(struct step *s, int threads) {
+    rows_function run = step_function(s);
+    int64_t chunk = step_chunk(s, threads), first;
+    while ((first = __atomic_fetch_add(&s->next, chunk, __ATOMIC_RELAXED)) < s->units) {
+        int64_t last = first + chunk < s->units ? first + chunk : s->units;
+        run(s->operands, first, last);
+        __atomic_fetch_add(&s->done, last - first, __ATOMIC_RELEASE);
+    }
+}
+
 /* Steps in order: whoever is free takes a chunk, and goes on when all chunks are done. So a thread that comes late, or is
- * kept from running between chunks, holds up nobody. One that waits long lets others run: they may be whom it waits for. */
+ * kept from running between chunks, holds up nobody. */
 static void take_steps(void *shared) {
-    enum { PATIENCE = 2000 };
     const struct list *l = shared;
     for (struct step *s = l->steps; s < l->steps + l->count; s++) {
-        rows_function run = step_function(s);
-        int64_t chunk = step_chunk(s, l->threads), first;
-        while ((first = __atomic_fetch_add(&s->next, chunk, __ATOMIC_RELAXED)) < s->units) {
-            int64_t last = first + chunk < s->units ? first + chunk : s->units;
-            run(s->operands, first, last);
-            __atomic_fetch_add(&s->done, last - first, __ATOMIC_RELEASE);
-        }
-        for (int spins = 0; __atomic_load_n(&s->done, __ATOMIC_ACQUIRE) < s->units; spins++)
-            if (spins < PATIENCE) PAUSE();
-            else sched_yield();
+        if (s->operation == SEPARABLE) chosen->separable(s->operands, &s->next, &s->done);
+        else take_chunks_of(s, l->threads);
+        wait_for(&s->done, s->units);
     }
 }
 
@@ -51,6 +53,10 @@ void transcribe_run(struct step *steps, int64_t count, int threads) {
     struct list l = {steps, count, threads};
     for (struct step *s = steps; s < steps + count; s++) {
         s->next = s->done = 0;
+        if (s->operation == SEPARABLE) {
+            struct separable *p = (void *)s->operands;
+            p->entered = p->convolved = 0;
+        }
         if (s->operation == PREPARE) s->units = prepare_units(((const struct product *)s->operands)->inputs);
     }
     if (team && threads > 1) team(take_steps, &l, (unsigned)threads, 0);
