@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 # milliseconds, which makes a token take up to 30 times as long where other work wants the processors too. Read when
 # torch is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 
 __version__ = "0.1.0"
 __all__ = [

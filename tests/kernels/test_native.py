@@ -6,7 +6,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from packed_blocks import plausible_blocks
 from test_dequantize import assert_same_bits, every_type, random_blocks
 
-from transcribe.kernels import linear
+from transcribe.kernels import linear, steps
 from transcribe.kernels.dequantize import UNPACK, dequantize
 from transcribe.kernels.linear import CROSSOVER, FEW_ROWS, packed_linear, scratch_bytes
 from transcribe.weights.packed import PackedTensor
@@ -15,6 +15,9 @@ MANY_ROWS = FEW_ROWS * CROSSOVER[0] + 1
 """So many that torch multiplies, except bfloat16 on AMX."""
 
 PLAIN = (torch.float32, torch.float16, torch.bfloat16)
+
+WHOLE = ("Q4_K", "Q5_K", "Q6_K")
+"""Formats that few rows of bfloat16 multiply as integers (csrc/lanes.h)."""
 
 
 def weights(outputs: int, inputs: int):
@@ -102,11 +105,11 @@ def in_bfloat16(weight):
 
 @pytest.mark.parametrize(("outputs", "inputs"), [(1, 32), (7, 288), (133, 512), (260, 1056)])
 def test_bfloat16_products_are_right_to_float32_rounding(outputs, inputs, compiled):
-    """Before the result itself is rounded; without instructions for bfloat16, W's values are not rounded."""
+    """Before the result itself is rounded; W's values are rounded by instructions for bfloat16 only."""
     rounds = compiled in ("amx", "avx512bf16")
     for name, weight in weights(outputs, inputs):
         x, bias = activations(6, weight.shape[1]).bfloat16(), activations(1, outputs)[0].bfloat16()
-        right, magnitude = exact(x, in_bfloat16(weight) if rounds else weight, bias)
+        right, magnitude = exact(x, in_bfloat16(weight) if rounds and name not in WHOLE else weight, bias)
         error = (apply(x, weight, bias).double() - right).abs() - right.abs() / 256
         assert (error < 1e-6 * magnitude).all(), name
 
@@ -122,6 +125,38 @@ def test_bfloat16_rows_have_the_same_bits_in_any_batch_and_on_any_number_of_thre
         torch.set_num_threads(3)
         assert torch.equal(apply(x[5:], weight), alone[5:]), name
         torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("kind", WHOLE)
+def test_integers_are_as_near_as_rounding_w_where_one_activation_dwarfs_the_others(kind, compiled):
+    kind = GGMLQuantizationType[kind]
+    weight = PackedTensor(kind, (64, 768), plausible_blocks(kind, 64, 3))
+    x = activations(2, 768)
+    x[:, 100] = 3000
+    x = x.bfloat16()
+    right, _ = exact(x, weight)
+    error = (apply(x, weight).double() - right).norm()
+    assert error < (x.double() @ in_bfloat16(weight).double().t() - right).norm() + (right / 256).norm()
+
+
+@pytest.mark.parametrize("kind", WHOLE)
+def test_what_is_no_number_is_none_in_the_product(kind, compiled):
+    kind = GGMLQuantizationType[kind]
+    weight = PackedTensor(kind, (20, 512), plausible_blocks(kind, 20, 2))
+    x = activations(3, 512)
+    x[0, 300], x[2, 7] = torch.nan, torch.inf
+    assert apply(x.bfloat16(), weight).isfinite().all(1).tolist() == [False, True, False]
+    assert not apply(torch.zeros(1, 512).bfloat16(), weight).any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_of_several_formats_share_activations(dtype, compiled):
+    parts = [weight for _, weight in weights(40, 512)]
+    x = activations(2, 512).to(dtype)
+    out, scratch = x.new_empty(2, 40 * len(parts)), max(scratch_bytes(part, dtype, 2) for part in parts)
+    assert steps.run(steps.linear(x, tuple(parts), None, out, torch.empty(scratch, dtype=torch.uint8)))
+    for part, found in zip(parts, out.split(40, 1), strict=True):
+        assert torch.equal(found, apply(x, part))
 
 
 @pytest.mark.parametrize(("outputs", "inputs"), [(45, 768), (203, 544)])

@@ -40,7 +40,7 @@ def _open() -> ctypes.CDLL | None:
     library.transcribe_choose.restype = ctypes.c_char_p
     library.transcribe_set_team.argtypes = [address]
     library.transcribe_set_team.restype = None
-    library.transcribe_prepared_bytes.argtypes = [flag, number, number]
+    library.transcribe_prepared_bytes.argtypes = [flag, flag, number, number]
     library.transcribe_prepared_bytes.restype = number
     library.transcribe_multiply.argtypes = [record, flag]
     library.transcribe_multiply.restype = None

@@ -1,9 +1,10 @@
 """y = x Wᵀ + b where W stays packed.
 
 A few rows of x, as in decoding, are multiplied by the C kernels: W is expanded as it is read, sums are float32, and the
-result of a row has the same bits whatever the number of rows. On AMX they do so for any number of rows of bfloat16
-activations. Elsewhere many rows, as in an encoder, share the cost of expanding W: a tile of its rows is expanded into
-scratch and multiplied by torch, so the whole weight never exists in expanded form. Without the kernels torch does both.
+result of a row has the same bits whatever the number of rows up to `FEW_ROWS`. On AMX they do so for any number of rows
+of bfloat16 activations. Elsewhere many rows, as in an encoder, share the cost of expanding W: a tile of its rows is
+expanded into scratch and multiplied by torch, so the whole weight never exists in expanded form. Without the kernels
+torch does both.
 """
 
 from __future__ import annotations
@@ -74,7 +75,8 @@ def _by_kernels(weight: Weight, dtype: torch.dtype, rows: int) -> bool:
 def scratch_bytes(weight: Weight, dtype: torch.dtype, rows: int) -> int:
     """Bytes of scratch that `packed_linear` needs for `rows` rows of activations."""
     if _by_kernels(weight, dtype, rows):
-        return native.prepared_bytes(dtype, rows, weight.shape[-1])
+        data, kind = (weight, None) if isinstance(weight, Tensor) else (weight.data, weight.type)
+        return native.prepared_bytes(data, kind, dtype, rows, weight.shape[-1])
     if isinstance(weight, Tensor) and weight.dtype == dtype:
         return 0
     return _tile_rows(weight, dtype) * weight.shape[-1] * dtype.itemsize

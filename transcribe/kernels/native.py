@@ -69,11 +69,13 @@ def can_multiply(data: Tensor, kind: GGMLQuantizationType | None, dtype: torch.d
     return known and dtype in BRAIN and data.is_cpu and library() is not None
 
 
-def prepared_bytes(dtype: torch.dtype, rows: int, inputs: int) -> int:
-    """Bytes of scratch that `multiply` needs for activations [rows, inputs]."""
+def prepared_bytes(
+    data: Tensor, kind: GGMLQuantizationType | None, dtype: torch.dtype, rows: int, inputs: int
+) -> int:
+    """Bytes of scratch that `multiply` needs for this weight and activations [rows, inputs] of this dtype."""
     kernels = library()
     assert kernels is not None
-    return kernels.transcribe_prepared_bytes(BRAIN[dtype], rows, inputs)
+    return kernels.transcribe_prepared_bytes(format_of(data, kind), BRAIN[dtype], rows, inputs)
 
 
 def multiply(
@@ -82,8 +84,9 @@ def multiply(
     """x [rows, inputs] times W [outputs, inputs] transposed, plus bias, into `out` [rows, outputs] of x's dtype.
 
     Sums are float32, in an order that does not depend on the number of rows. For bfloat16 activations, processors that
-    multiply it round W's values to it, as torch does; others multiply in float32. W: `data` itself if `kind` is None,
-    else `data` holds its rows packed in that format. `scratch`: uint8, at least `prepared_bytes`.
+    multiply it round W's values to it, as torch does, except where they multiply its packed integers (csrc/lanes.h);
+    others multiply in float32. W: `data` itself if `kind` is None, else `data` holds its rows packed in that format.
+    `scratch`: uint8, at least `prepared_bytes`.
     """
     kernels = library()
     assert kernels is not None
@@ -96,7 +99,7 @@ def multiply(
     if bias is not None and bias.dtype != torch.float32:
         bias = bias.float()
     if brain and scratch is None:
-        scratch = torch.empty(kernels.transcribe_prepared_bytes(brain, rows, inputs), dtype=torch.uint8)
+        scratch = torch.empty(prepared_bytes(data, kind, x.dtype, rows, inputs), dtype=torch.uint8)
     kernels.transcribe_multiply(
         _PRODUCT.pack(
             data.data_ptr(), x.data_ptr(), 0 if bias is None else bias.data_ptr(), out.data_ptr(),

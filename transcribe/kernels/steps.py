@@ -136,22 +136,24 @@ def linear(
     if not all(native.can_multiply(w, kind, x.dtype) and w.stride(1) == 1 for w, kind in forms):
         return None
     (rows, inputs), brain = x.shape, native.BRAIN[x.dtype]
-    prepared = native.prepared_bytes(x.dtype, rows, inputs)
+    prepared = max(native.prepared_bytes(w, kind, x.dtype, rows, inputs) for w, kind in forms)
     if prepared and scratch is None:
         scratch = torch.empty(prepared, dtype=torch.uint8)
-    shared = scratch if prepared else None
     bias = bias if bias is None else bias.float()
-    products = []
-    start = 0
+    found: list[Step] = []
+    start, before = 0, None
     for source, kind in forms:
-        outputs = source.shape[0]
+        outputs, form = source.shape[0], native.format_of(source, kind)
         part = None if bias is None else bias[start : start + outputs]
-        products.append((
-            source, x, part, out[:, start : start + outputs], shared, source.stride(0) * source.itemsize, outputs,
-            inputs, rows, x.stride(0), out.stride(0), native.format_of(source, kind) | brain << 32,
-        ))  # fmt: skip
-        start += outputs
-    return [Step(PREPARE, 1, products[0])] * bool(prepared) + [Step(MULTIPLY, p[6], p) for p in products]
+        product = (
+            source, x, part, out[:, start : start + outputs], scratch if prepared else None,
+            source.stride(0) * source.itemsize, outputs, inputs, rows, x.stride(0), out.stride(0), form | brain << 32,
+        )  # fmt: skip
+        if prepared and form != before:
+            found.append(Step(PREPARE, 1, product))
+        found.append(Step(MULTIPLY, outputs, product))
+        start, before = start + outputs, form
+    return found
 
 
 def _pairs(operation: int, a: Tensor, b: Tensor, out: Tensor) -> list[Step] | None:

@@ -5,7 +5,7 @@
  * Both read prepared activations: whole stretches of 32 values, filled up with zeros.
  */
 
-#define BRAIN_TARGET __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c,bmi2")))
+#define BRAIN_TARGET __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx512vnni,avx2,fma,f16c,bmi2")))
 #define BRAIN static inline __attribute__((always_inline)) BRAIN_TARGET
 
 enum { PAIRED = 32 }; /* values in a vector of bfloat16 */

@@ -10,6 +10,7 @@
  *     brain.h      values as bfloat16, for processors that multiply it:
  *     dot.h        on vectors
  *     amx.h        on tiles
+ *     lanes.h      a few rows of bfloat16 times whole numbers
  *
  * Must be compiled without contraction of a product and a sum into one rounding (-ffp-contract=off): dequantize.py says
  * where values are rounded.
@@ -106,6 +107,7 @@ static inline void wait_for(const int64_t *count, int64_t least) {
 #include "brain.h"
 #include "dot.h"
 #include "amx.h"
+#include "lanes.h"
 #endif
 #endif
 
@@ -130,21 +132,22 @@ struct path {
     rows_function prepare;
     const rows_function *operations; /* in the order of steps.h */
     shared_function separable;
+    int lanes; /* a few rows of bfloat16 by lanes.h, in the formats it has */
 };
 
 static const struct path paths[] = {
 #if defined(__x86_64__)
 #ifdef HAS_BRAIN
-    {"amx", table_avx512, table_amx, prepared_amx, prepare_amx, operations_avx512, separable_avx512},
-    {"avx512bf16", table_avx512, table_dot, prepared_dot, prepare_dot, operations_avx512, separable_avx512},
+    {"amx", table_avx512, table_amx, prepared_amx, prepare_amx, operations_avx512, separable_avx512, 1},
+    {"avx512bf16", table_avx512, table_dot, prepared_dot, prepare_dot, operations_avx512, separable_avx512, 1},
 #endif
-    {"avx512", table_avx512, table_avx512, prepared_wide, prepare_wide, operations_avx512, separable_avx512},
-    {"avx2", table_avx2, table_avx2, prepared_wide, prepare_wide, operations_avx2, separable_avx2},
+    {"avx512", table_avx512, table_avx512, prepared_wide, prepare_wide, operations_avx512, separable_avx512, 0},
+    {"avx2", table_avx2, table_avx2, prepared_wide, prepare_wide, operations_avx2, separable_avx2, 0},
 #endif
 #if defined(__aarch64__)
-    {"neon", table_generic, table_generic, prepared_wide, prepare_wide, operations_generic, separable_generic},
+    {"neon", table_generic, table_generic, prepared_wide, prepare_wide, operations_generic, separable_generic, 0},
 #else
-    {"portable", table_generic, table_generic, prepared_wide, prepare_wide, operations_generic, separable_generic},
+    {"portable", table_generic, table_generic, prepared_wide, prepare_wide, operations_generic, separable_generic, 0},
 #endif
 };
 
@@ -157,8 +160,8 @@ static int has(const char *name) {
                __builtin_cpu_supports("f16c");
     int avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                  __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-    if (__get_cpuid_count(7, 0, &a, &b, &c, &d) && a) __get_cpuid_count(7, 1, &a1, &b, &c, &b);
-    int brain = avx512 && a1 >> 5 & 1, tiles = brain && d >> 22 & d >> 24 & 1;
+    if (__get_cpuid_count(7, 0, &a, &b, &c, &d) && a) __get_cpuid_count(7, 1, &a1, &b, &b, &b);
+    int brain = avx512 && c >> 11 & 1 && a1 >> 5 & 1, tiles = brain && d >> 22 & d >> 24 & 1;
 #ifdef HAS_BRAIN
     if (!strcmp(name, "amx")) return tiles && tiles_granted();
     if (!strcmp(name, "avx512bf16")) return brain;
@@ -184,16 +187,34 @@ const char *transcribe_choose(const char *wanted) {
 }
 
 /* What a product is done with. Both functions take it as their task: `prepare` a range of units, `multiply`, when all of
- * them are done, a range of outputs. float32 activations need no preparation. The prepared form depends on the
- * activations only, so products that share them can share it. */
-static int64_t prepared_bytes(int brain, int64_t count, int64_t inputs) {
-    return brain ? chosen->prepared(count, inputs) : 0;
+ * them are done, a range of outputs. float32 activations need no preparation. The prepared form depends on the activations
+ * and on the format, so products of one format can share it. */
+static rows_function in_lanes(int format, int brain, int64_t count) {
+#ifdef HAS_BRAIN
+    if (brain && chosen->lanes && count <= LANES_ROWS) return table_lanes[format];
+#endif
+    (void)format, (void)brain, (void)count;
+    return NULL;
 }
 
-static rows_function prepare_function(int brain) { return brain ? chosen->prepare : NULL; }
+int64_t transcribe_prepared_bytes(int format, int brain, int64_t count, int64_t inputs) {
+    if (!brain) return 0;
+#ifdef HAS_BRAIN
+    if (in_lanes(format, brain, count)) return prepared_lanes(count, inputs);
+#endif
+    return chosen->prepared(count, inputs);
+}
 
-static rows_function multiply_function(int format, int brain) {
-    return (brain ? chosen->brain : chosen->wide)[format].multiply;
+static rows_function prepare_function(const struct product *p) {
+#ifdef HAS_BRAIN
+    if (in_lanes(p->format, p->brain, p->count)) return prepare_lanes;
+#endif
+    return p->brain ? chosen->prepare : NULL;
+}
+
+static rows_function multiply_function(const struct product *p) {
+    rows_function lanes = in_lanes(p->format, p->brain, p->count);
+    return lanes ? lanes : (p->brain ? chosen->brain : chosen->wide)[p->format].multiply;
 }
 
 /* Outputs for a thread to take at a time. For many rows of x these are strips of 32: four of them and more share what is
@@ -205,10 +226,6 @@ static int64_t multiply_chunk(const struct product *p, int threads) {
         return ((p->outputs + chunks - 1) / chunks + 31) / 32 * 32;
     }
     return ((chunk > least ? chunk : least) + 15) / 16 * 16;
-}
-
-int64_t transcribe_prepared_bytes(int brain, int64_t count, int64_t inputs) {
-    return prepared_bytes(brain, count, inputs);
 }
 
 /* OpenMP's way to run a function on a team, GNU's name for it: the address is that of the library torch has loaded, so
@@ -233,10 +250,11 @@ static void take_chunks(void *shared) {
     }
 }
 
-/* Rows in chunks for whoever is free: a thread that is kept from running holds up one chunk, not its share. What takes
- * less time than waking a thread (in bytes moved) is done by the caller alone. */
+/* Bytes that one thread moves before another would be awake. */
+enum { ALONE = 1 << 16 };
+
+/* Rows in chunks for whoever is free: a thread that is kept from running holds up one chunk, not its share. */
 static void split(rows_function run, const void *task, int64_t rows, int64_t bytes, int64_t chunk, int threads) {
-    enum { ALONE = 1 << 16 };
     if (threads < 2 || bytes < ALONE || !team) {
         run(task, 0, rows);
         return;
@@ -248,10 +266,10 @@ static void split(rows_function run, const void *task, int64_t rows, int64_t byt
 #include "steps.h"
 
 void transcribe_multiply(const struct product *p, int threads) {
-    rows_function prepare = prepare_function(p->brain);
-    int64_t units = prepare_units(p->inputs);
-    if (prepare) split(prepare, p, units, p->count * p->inputs * 2, units / (threads * 2) + 1, threads);
-    split(multiply_function(p->format, p->brain), p, p->outputs, p->outputs * p->row_bytes, multiply_chunk(p, threads), threads);
+    struct step steps[2] = {{.operation = PREPARE}, {.operation = MULTIPLY, .units = p->outputs}};
+    int64_t count = prepare_function(p) ? 2 : 1;
+    for (int i = 0; i < 2; i++) memcpy(steps[i].operands, p, sizeof(*p));
+    transcribe_run(steps + 2 - count, count, p->outputs * p->row_bytes < ALONE ? 1 : threads);
 }
 
 void transcribe_expand(const uint8_t *weight, void *out, int64_t row_bytes, int64_t rows, int64_t inputs,

@@ -18,22 +18,31 @@ struct list {
 
 static rows_function step_function(const struct step *s) {
     const struct product *p = (const void *)s->operands;
-    if (s->operation == PREPARE) return prepare_function(p->brain);
-    if (s->operation == MULTIPLY) return multiply_function(p->format, p->brain);
+    if (s->operation == PREPARE) return prepare_function(p);
+    if (s->operation == MULTIPLY) return multiply_function(p);
     return chosen->operations[s->operation - ADD];
 }
 
 static int64_t step_chunk(const struct step *s, int threads) {
     const struct product *p = (const void *)s->operands;
-    return s->operation == PREPARE ? s->units : s->operation == MULTIPLY ? multiply_chunk(p, threads) : 1;
+    if (s->operation == PREPARE) return p->count * p->inputs * 2 < ALONE ? s->units : s->units / (threads * 2) + 1;
+    return s->operation == MULTIPLY ? multiply_chunk(p, threads) : 1;
 }
 
-static void take_chunks_of(struct step *s, int threads) {
-    rows_function run = step_function(s);
+/* How many steps from s on are done as one: those of a single chunk, which go to whoever takes the first. */
+static int64_t series(const struct list *l, const struct step *s) {
+    const struct step *next = s, *end = l->steps + l->count;
+    while (next < end && s->units && next->operation != SEPARABLE && step_chunk(next, l->threads) >= next->units) next++;
+    return next > s ? next - s : 1;
+}
+
+/* Chunks of a step, and the `count` - 1 steps that are done with it. */
+static void take_chunks_of(struct step *s, int64_t count, int threads) {
     int64_t chunk = step_chunk(s, threads), first;
     while ((first = __atomic_fetch_add(&s->next, chunk, __ATOMIC_RELAXED)) < s->units) {
         int64_t last = first + chunk < s->units ? first + chunk : s->units;
-        run(s->operands, first, last);
+        step_function(s)(s->operands, first, last);
+        for (struct step *o = s + 1; o < s + count; o++) step_function(o)(o->operands, 0, o->units);
         __atomic_fetch_add(&s->done, last - first, __ATOMIC_RELEASE);
     }
 }
@@ -42,9 +51,11 @@ static void take_chunks_of(struct step *s, int threads) {
  * kept from running between chunks, holds up nobody. */
 static void take_steps(void *shared) {
     const struct list *l = shared;
-    for (struct step *s = l->steps; s < l->steps + l->count; s++) {
+    int64_t count;
+    for (struct step *s = l->steps; s < l->steps + l->count; s += count) {
+        count = series(l, s);
         if (s->operation == SEPARABLE) chosen->separable(s->operands, &s->next, &s->done);
-        else take_chunks_of(s, l->threads);
+        else take_chunks_of(s, count, l->threads);
         wait_for(&s->done, s->units);
     }
 }
