@@ -84,7 +84,8 @@ def test_what_is_no_number_stays_so(conv, compiled):
 @pytest.mark.parametrize("stride", [1, 2])
 def test_pointwise_products_of_every_stride(stride, compiled):
     module = Pointwise(40, 25, stride)
-    weight, bias = torch.randn(25, 40, 1), torch.randn(25)
+    random = torch.Generator().manual_seed(4)
+    weight, bias = torch.randn(25, 40, 1, generator=random) / 40**0.5, torch.randn(25, generator=random)
     module.fill({"weight": weight, "bias": bias}, torch.float32)
     for count in ROWS:
         x = rows(count, 40)
