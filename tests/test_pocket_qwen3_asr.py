@@ -5,6 +5,7 @@ import numpy as np
 import pocket
 import pocket_layouts
 import pytest
+import soundfile
 import torch
 from pocket import SEED, error_rate, sentences
 
@@ -69,6 +70,19 @@ def test_windows_decoded_together_write_what_they_write_alone(vocabulary, model)
     alone = model.transcribe(sentence.samples, rate=pocket.RATE)
     assert together.stats["together"] == 4
     assert (together.text, together.segments) == (alone.text, alone.segments)
+
+
+def test_many_recordings_together_write_what_each_writes_alone(vocabulary, model, tmp_path):
+    paths = []
+    for sentence in sentences(vocabulary, 14, longest=20.0, seed=SEED + 1600):
+        paths.append(tmp_path / f"{len(paths)}.wav")
+        soundfile.write(paths[-1], sentence.samples, pocket.RATE)
+    several = transcribe.load_model(MODEL, device="cpu", dtype="float32", batch_size=None)
+    together = dict(several.transcribe_all(paths))
+    assert max(transcript.stats["together"] for transcript in together.values()) > 8
+    for number, path in enumerate(paths):
+        alone = model.transcribe(path)
+        assert (together[number].text, together[number].segments) == (alone.text, alone.segments)
 
 
 def test_one_load_writes_what_fresh_loads_write(vocabulary, model):

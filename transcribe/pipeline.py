@@ -136,7 +136,10 @@ class Transcriber:
         raise AssertionError("a recording that gives nothing")
 
     def transcribe_all(
-        self, sources: Iterable[str | Path | BinaryIO], request: Request, progress: Progresses | None = None
+        self,
+        sources: Iterable[str | Path | BinaryIO],
+        request: Request | None = None,
+        progress: Progresses | None = None,
     ) -> Generator[Result]:
         """Transcribe many recordings, windows of several decoded together: the same texts as one by one, sooner.
 
@@ -144,7 +147,7 @@ class Transcriber:
         ones are decoded from their files meanwhile. `progress` is called after each window with the recording's number
         and what `transcribe` gives. Raises `UsageError` for a request this model cannot honour.
         """
-        run = _Run(self, self.check(request), progress)
+        run = _Run(self, self.check(request or Request()), progress)
         events = ahead(_read(partial(open_audio, source) for source in sources), READ_AHEAD)
         try:
             yield from run.results(events)
