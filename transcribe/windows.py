@@ -23,7 +23,9 @@ SHORTEST = 3  # with this many frames of speech (0.1 s), for the window to be gi
 PAD = 8  # frames (0.26 s) kept on each side of speech where windows meet: soft onsets and endings score low
 MARGIN = 31  # frames (1 s) of silence that the model hears too: an ordinary clip reaches it as it is, untrimmed
 PAUSE = 62  # frames (2 s) without speech end a window: what follows is another utterance
-AT_ONCE = 128  # frames (4 s) given to the detector, which takes twice as long over 16 at a time
+# Frames (4 s) given to the detector, which takes twice as long over 16 at a time. Always exactly so many, but for what
+# is left when a window is full: torch's kernels for the CPU are made for a size, and kept.
+AT_ONCE = 128
 GAP = 3  # frames (0.1 s) without speech make a place to cut
 
 
@@ -147,7 +149,9 @@ class _Held:
         taken = min(len(block), len(self.samples) - self.count)
         self.samples[self.count : self.count + taken] = block[:taken]
         self.count += taken
-        if self.full or self.count // FRAME - self.frames >= AT_ONCE:
+        while self.count // FRAME - self.frames >= AT_ONCE:
+            self._measure(self.frames + AT_ONCE)
+        if self.full:
             self._measure(self.count // FRAME)
         return taken
 
