@@ -106,6 +106,23 @@ def test_several_recordings_on_stdout_are_path_tab_text(here, capsys):
     assert lines[1].split("\t")[0] == r"new\nline\t.wav"
 
 
+class Backwards(Fake):
+    """The last ends first."""
+
+    def transcribe_all(self, sources, request, progress=None):
+        yield from reversed(list(super().transcribe_all(sources, request, progress)))
+
+
+def test_lines_on_stdout_keep_their_order_and_files_are_written_as_they_end(here, capsys):
+    names = ["a.wav", "b.wav", "c.wav"]
+    recordings(here, *names)
+    assert go([*names[:1], "missing.wav", *names[1:]], fake=Backwards()) == 1
+    assert [line.split("\t")[0] for line in capsys.readouterr().out.splitlines()] == names
+    go(names, "out", Backwards())
+    arrows = [line for line in capsys.readouterr().err.splitlines() if "->" in line]
+    assert [line.split()[1:3] for line in arrows] == [["1/3", "c.wav"], ["2/3", "b.wav"], ["3/3", "a.wav"]]
+
+
 def test_jsonl_on_stdout_has_a_line_a_file_failures_too(here, capsys):
     recordings(here, "a.wav", "b.wav")
     fake = Fake({"b.wav": AudioError("b.wav: empty")})

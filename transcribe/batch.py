@@ -109,6 +109,7 @@ class _Run:
             if item.problem is None:
                 readable.append(number)
             else:
+                meter.ended(number)
                 yield number, TranscribeError(f"{item.source}: {item.problem}")
         if not readable or self.engine is None:
             return
