@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import SupportsFloat
 
 import torch
 from torch import Tensor
@@ -62,9 +64,10 @@ class Answer:
 
 def most_probable(logits: Tensor) -> int:
     """The index of the largest of [vocabulary] logits. NaN or infinite logits are an error, never text."""
-    wide = logits.float()  # of bfloat16, each search takes four times as long
-    _check_finite(wide)
-    return int(wide.cpu().numpy().argmax())  # a fifth of the time of torch's
+    wide = logits.float().cpu().numpy()  # of so many, numpy finds it in a fifth of torch's time
+    token = int(wide.argmax())  # NaN counts as the largest
+    _check_finite(wide.min(), wide[token])
+    return token
 
 
 class Sampler:
@@ -82,8 +85,8 @@ class Sampler:
             self.generator.manual_seed(seed)
 
     def __call__(self, logits: Tensor) -> int:
-        _check_finite(logits)
         logits = logits.float().cpu()
+        _check_finite(logits.min(), logits.max())
         probabilities = torch.softmax((logits - logits.max()) / self.temperature, -1)
         if self.top_p < 1.0:
             likeliest, order = probabilities.sort(descending=True)
@@ -92,9 +95,9 @@ class Sampler:
         return int(torch.multinomial(probabilities, 1, generator=self.generator))
 
 
-def _check_finite(logits: Tensor) -> None:
-    low, high = torch.aminmax(logits)
-    if not (torch.isfinite(low) and torch.isfinite(high)):
+def _check_finite(low: SupportsFloat, high: SupportsFloat) -> None:
+    """The least and the largest of the logits; NaN is both."""
+    if not (math.isfinite(low) and math.isfinite(high)):
         raise TranscribeError("the model's logits are not finite; try --dtype float32")
 
 
