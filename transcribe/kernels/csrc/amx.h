@@ -16,7 +16,7 @@ enum {
     TILE_VALUES = TILE_ROWS * TILE_ROWS,
     STRETCH = 256,          /* values of a row expanded at a time: what two buffers may take of the nearest cache */
     STRIDE = STRETCH + 32,  /* of a buffer, so that a tile's rows lie in different sets of that cache */
-    AHEAD_BYTES = 512,      /* of a row are fetched before they are expanded */
+    AHEAD_BYTES = 384,      /* of a row are fetched before they are expanded */
     FEW_TILES = 2,          /* of x, with one of W, have their sums in registers all the while */
     MOST_TILES = 32,        /* of x that W is expanded for at a time, */
     PANEL = 4               /* and strips whose sums stay in the second cache meanwhile */
