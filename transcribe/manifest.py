@@ -10,7 +10,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -90,9 +90,8 @@ class Manifest:
             self._told = True
             self._tell(f"{self.path}: cannot write: {problem}; its records wait until it can be written")
 
-    def add_skipped(self, items: Iterable[Item]) -> None:
+    def add_skipped(self, items: Sequence[Item]) -> None:
         """Record those that no manifest here has as complete: a run may be killed between an output and its record."""
-        items = list(items)
         known = _complete(self.folder) if items else set()
         for item in items:
             if item.source not in known:

@@ -53,6 +53,11 @@ TILE_BYTES = 1 << 22
 Smaller tiles lose to the overhead of each product; larger ones gain only in bfloat16 with thousands of inputs."""
 
 
+def data_and_format(weight: Weight) -> tuple[Tensor, GGMLQuantizationType | None]:
+    """A weight as the kernels take it: the format is None where the data are its values."""
+    return (weight, None) if isinstance(weight, Tensor) else (weight.data, weight.type)
+
+
 def _tile_rows(weight: Weight, dtype: torch.dtype) -> int:
     """Rows of W in a tile, as many in each where that goes: oneDNN compiles a product for every form, and keeps it."""
     most = max(1, TILE_BYTES // (weight.shape[-1] * dtype.itemsize))
@@ -68,15 +73,13 @@ def _by_kernels(weight: Weight, dtype: torch.dtype, rows: int) -> bool:
         times = 1
     else:
         times = vectors
-    data, kind = (weight, None) if isinstance(weight, Tensor) else (weight.data, weight.type)
-    return rows <= FEW_ROWS * times and native.can_multiply(data, kind, dtype)
+    return rows <= FEW_ROWS * times and native.can_multiply(*data_and_format(weight), dtype)
 
 
 def scratch_bytes(weight: Weight, dtype: torch.dtype, rows: int) -> int:
     """Bytes of scratch that `packed_linear` needs for `rows` rows of activations."""
     if _by_kernels(weight, dtype, rows):
-        data, kind = (weight, None) if isinstance(weight, Tensor) else (weight.data, weight.type)
-        return native.prepared_bytes(data, kind, dtype, rows, weight.shape[-1])
+        return native.prepared_bytes(*data_and_format(weight), dtype, rows, weight.shape[-1])
     if isinstance(weight, Tensor) and weight.dtype == dtype:
         return 0
     return _tile_rows(weight, dtype) * weight.shape[-1] * dtype.itemsize
@@ -88,10 +91,7 @@ def packed_linear(x: Tensor, weight: Weight, bias: Tensor | None, out: Tensor, s
     `scratch` is a uint8 tensor of at least `scratch_bytes`, allocated when None.
     """
     if _by_kernels(weight, x.dtype, x.shape[0]):
-        if isinstance(weight, Tensor):
-            native.multiply(x, weight, None, bias, out, scratch)
-        else:
-            native.multiply(x, weight.data, weight.type, bias, out, scratch)
+        native.multiply(x, *data_and_format(weight), bias, out, scratch)
         return out
     if isinstance(weight, Tensor) and weight.dtype == x.dtype:
         return _multiply(x, weight, bias, out)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from . import native
-from .linear import FEW_ROWS, Weight
+from .linear import FEW_ROWS, Weight, data_and_format
 
 (PREPARE, MULTIPLY, ADD, TIMES, SILU, RMS_NORM, LAYER_NORM, ROTARY_HALVES, ROTARY_PAIRS, ATTEND,
  SEPARABLE) = range(11)  # fmt: skip
@@ -130,9 +130,7 @@ def linear(
     """x [rows, inputs] times the transpose of each weight, side by side in out [rows, outputs]; bias [outputs]."""
     if x.dim() != 2 or not few(x, out):
         return None
-    sources = [w if isinstance(w, Tensor) else w.data for w in weights]
-    kinds = [None if isinstance(w, Tensor) else w.type for w in weights]
-    forms = list(zip(sources, kinds, strict=True))
+    forms = [data_and_format(weight) for weight in weights]
     if not all(native.can_multiply(w, kind, x.dtype) and w.stride(1) == 1 for w, kind in forms):
         return None
     (rows, inputs), brain = x.shape, native.BRAIN[x.dtype]
